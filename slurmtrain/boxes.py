@@ -1,0 +1,112 @@
+"""Boxes of global tensors: the one way in which a part of a tensor is named, stored, sought and read.
+
+A box is an offset and a shape in the coordinates of the global tensor. A local parameter carries a list of `Part`s: each says
+which box of which global tensor lies in which slice of the local tensor (one for a plain weight, three for a fused qkv, two for
+gate/up, none for padding). A checkpoint is a set of boxes; loading is the intersection of boxes wanted with boxes stored.
+
+>>> a, b = Box((0, 0), (4, 6)), Box((2, 3), (4, 6))
+>>> intersect(a, b)
+Box(offset=(2, 3), shape=(2, 3))
+>>> intersect(a, Box((4, 0), (1, 1))) is None
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+Region = tuple[tuple[int, int], ...]
+"""(start, stop) for each dim of a local tensor."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """Offset and shape, one number a dim; a scalar has none."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.offset) == len(self.shape), (self.offset, self.shape)
+        assert all(o >= 0 and s >= 0 for o, s in zip(self.offset, self.shape, strict=True)), self
+
+    @property
+    def volume(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return prod(self.shape)
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        return tuple(o + s for o, s in zip(self.offset, self.shape, strict=True))
+
+    def within(self, outer: Box) -> Region:
+        """This box in the coordinates of one that holds it."""
+        assert contains(outer, self), (outer, self)
+        return tuple((o - base, o - base + s) for o, base, s in zip(self.offset, outer.offset, self.shape, strict=True))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where a box of a global tensor lies in a local tensor.
+
+    `name`: the global tensor's fixed name; `global_shape`: its whole shape; `box`: which part; `region`: which slice of the
+    local tensor holds it (same extents as the box, dim by dim).
+    """
+
+    name: str
+    global_shape: tuple[int, ...]
+    box: Box
+    region: Region
+
+    def __post_init__(self) -> None:
+        assert contains(whole(self.global_shape), self.box), self
+        assert tuple(b - a for a, b in self.region) == self.box.shape, self
+
+    def narrow(self, box: Box) -> Part:
+        """The same part cut down to a box inside it."""
+        inner = box.within(self.box)
+        region = tuple((start + a, start + b) for (start, _), (a, b) in zip(self.region, inner, strict=True))
+        return Part(self.name, self.global_shape, box, region)
+
+
+def whole(shape: Sequence[int]) -> Box:
+    """The box of all of a tensor."""
+    return Box((0,) * len(shape), tuple(shape))
+
+
+def contains(outer: Box, inner: Box) -> bool:
+    """Whether every element of `inner` is in `outer`."""
+    return len(outer.shape) == len(inner.shape) and all(
+        a <= b and d <= c for a, b, c, d in zip(outer.offset, inner.offset, outer.stop, inner.stop, strict=True)
+    )
+
+
+def intersect(a: Box, b: Box) -> Box | None:
+    """The elements in both, or None where there are none."""
+    assert len(a.shape) == len(b.shape), (a, b)
+    start = tuple(max(x, y) for x, y in zip(a.offset, b.offset, strict=True))
+    stop = tuple(min(x, y) for x, y in zip(a.stop, b.stop, strict=True))
+    if any(y <= x for x, y in zip(start, stop, strict=True)):
+        return None
+    return Box(start, tuple(y - x for x, y in zip(start, stop, strict=True)))
+
+
+def tiling_fault(shape: Sequence[int], boxes: Iterable[Box]) -> str | None:
+    """None when the boxes cover the tensor, each element once; else what is wrong, in words."""
+    outer, seen = whole(shape), list(boxes)
+    for box in seen:
+        if not contains(outer, box):
+            return f"box at {box.offset} of shape {box.shape} lies outside a tensor of shape {tuple(shape)}"
+    order = sorted((b for b in seen if b.volume), key=lambda b: b.offset)
+    for i, one in enumerate(order):
+        for other in order[i + 1 :]:
+            if one.shape and other.offset[0] >= one.stop[0]:
+                break
+            if intersect(one, other) is not None:
+                return f"boxes at {one.offset} and {other.offset} overlap"
+    covered = sum(b.volume for b in order)
+    if covered != outer.volume:
+        return f"{outer.volume - covered} of {outer.volume} elements are in no box"
+    return None

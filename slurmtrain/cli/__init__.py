@@ -1,0 +1,2 @@
+"""Thin click commands; each imports what it needs inside the function.
+"""

@@ -1,0 +1,185 @@
+"""The run folder: this module alone knows the paths in it.
+
+    <root>/<run>/job.toml job.json site.json plan.json      as given; resolved; the site; the chosen layout
+                 submit/                                     rendered script, request, submitit's files, exit_code
+                 code/                                       the copy of the user's code that every attempt runs
+                 attempts/0001/                              attempt.json, node-000.log, exit/rank-00000.json, nodes/<node>.json, stop
+                 events/node-000.jsonl                       append-only, one file per node
+                 slurm-<jobid>.out                           one line per event
+                 checkpoints/step-00000100/                  manifest.json *.h5
+                 owner.json exclude.json budget.json history.jsonl STOP FINISHED
+
+>>> run = RunDir(Path("/lustre/runs/llama"))
+>>> run.attempt(2).exit_file(7).as_posix(), run.checkpoint(100).name
+('/lustre/runs/llama/attempts/0002/exit/rank-00007.json', 'step-00000100')
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def valid_run_name(name: str) -> bool:
+    """Letters, digits, dot, dash and underscore, at most 128: safe as a folder, a job name and a word of a log."""
+    return _NAME.fullmatch(name) is not None
+
+
+@dataclass(frozen=True)
+class AttemptDir:
+    """One start of the world."""
+
+    path: Path
+    number: int
+
+    @property
+    def attempt_json(self) -> Path:
+        return self.path / "attempt.json"
+
+    @property
+    def stop(self) -> Path:
+        """Written by the supervisor (JSON with `reason`); rank 0 looks for it."""
+        return self.path / "stop"
+
+    @property
+    def exit_dir(self) -> Path:
+        return self.path / "exit"
+
+    def exit_file(self, rank: int) -> Path:
+        return self.exit_dir / f"rank-{rank:05d}.json"
+
+    @property
+    def nodes_dir(self) -> Path:
+        """Answers of the check that runs once per node before the world starts."""
+        return self.path / "nodes"
+
+    def node_answer(self, node: str) -> Path:
+        return self.nodes_dir / f"{node}.json"
+
+    @property
+    def nonce(self) -> Path:
+        return self.path / "nonce"
+
+    def node_log(self, index: int) -> Path:
+        return self.path / f"node-{index:03d}.log"
+
+    def rank_log(self, rank: int) -> Path:
+        """A rank's own log; written only on error."""
+        return self.path / f"rank-{rank:05d}.log"
+
+    def create(self) -> None:
+        """Make the folders of a new attempt."""
+        for folder in (self.path, self.exit_dir, self.nodes_dir):
+            folder.mkdir(parents=True, exist_ok=True)
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """One training effort: one folder, any number of jobs."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def job_toml(self) -> Path:
+        return self.path / "job.toml"
+
+    @property
+    def job_json(self) -> Path:
+        return self.path / "job.json"
+
+    @property
+    def site_json(self) -> Path:
+        return self.path / "site.json"
+
+    @property
+    def plan_json(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def submit(self) -> Path:
+        return self.path / "submit"
+
+    @property
+    def request_json(self) -> Path:
+        return self.submit / "request.json"
+
+    @property
+    def exit_code(self) -> Path:
+        """What the batch script ends with; written by the supervisor at its end."""
+        return self.submit / "exit_code"
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    def attempt(self, number: int) -> AttemptDir:
+        return AttemptDir(self.attempts / f"{number:04d}", number)
+
+    def attempt_numbers(self) -> list[int]:
+        """Numbers of the attempts so far, ascending."""
+        if not self.attempts.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.attempts.iterdir() if p.name.isdigit())
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events"
+
+    def event_file(self, node_index: int) -> Path:
+        return self.events / f"node-{node_index:03d}.jsonl"
+
+    def slurm_out(self, job_id: str) -> Path:
+        return self.path / f"slurm-{job_id}.out"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:08d}"
+
+    def staging(self, step: int, attempt: int) -> Path:
+        """Where an attempt builds a checkpoint before one rename publishes it."""
+        return self.checkpoints / f".step-{step:08d}.a{attempt:04d}.tmp"
+
+    @property
+    def owner_json(self) -> Path:
+        return self.path / "owner.json"
+
+    @property
+    def exclude_json(self) -> Path:
+        return self.path / "exclude.json"
+
+    @property
+    def budget_json(self) -> Path:
+        return self.path / "budget.json"
+
+    @property
+    def history_jsonl(self) -> Path:
+        return self.path / "history.jsonl"
+
+    @property
+    def stop(self) -> Path:
+        """Touched by a person: save and finish, no requeue."""
+        return self.path / "STOP"
+
+    @property
+    def finished(self) -> Path:
+        """The run is complete; later jobs exit at once."""
+        return self.path / "FINISHED"
+
+    def create(self) -> None:
+        """Make the folders of a new run. Raises OSError."""
+        for folder in (self.path, self.submit, self.code, self.attempts, self.events, self.checkpoints):
+            folder.mkdir(parents=True, exist_ok=True)

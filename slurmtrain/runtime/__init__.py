@@ -1,0 +1,5 @@
+"""What a rank does before it is a trainer: MPI bootstrap, process groups, mesh, device, seeds.
+
+- MPI's size is compared with the plan and SLURM_NTASKS before torch is touched.
+- Rank 0 offers a free port on the site's interface and broadcasts it over MPI; never gethostname(), never a fixed port.
+"""
