@@ -124,7 +124,7 @@ class SystemShell:
         cwd: Path | None = None,
         stdout: Path | None = None,
     ) -> Process:
-        sink = None if stdout is None else open(stdout, "ab")
+        sink = None if stdout is None else open(stdout, "ab")  # noqa: SIM115 closed below, after the child has it
         try:
             popen = subprocess.Popen(
                 list(argv), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=env, cwd=cwd, start_new_session=True

@@ -1,2 +1,1 @@
-"""Thin click commands; each imports what it needs inside the function.
-"""
+"""Thin click commands; each imports what it needs inside the function."""

@@ -1,2 +1,1 @@
-"""Predictions (memory, time, communication, bubble, goodput, cost) and the search for a layout. Comes with its own issue.
-"""
+"""Predictions (memory, time, communication, bubble, goodput, cost) and the search for a layout. Comes with its own issue."""

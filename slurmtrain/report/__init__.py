@@ -1,2 +1,1 @@
-"""Run folder -> summary -> plots and one HTML page. Comes with its own issue.
-"""
+"""Run folder -> summary -> plots and one HTML page. Comes with its own issue."""

@@ -1,2 +1,1 @@
-"""StepLauncher: how ranks are started inside an allocation (srun, mpiexec, a fake): argv, start, end, alive.
-"""
+"""StepLauncher: how ranks are started inside an allocation (srun, mpiexec, a fake): argv, start, end, alive."""

@@ -1,0 +1,118 @@
+"""The site file: what an administrator says about a cluster. Read by `load.py`; `site.json` is it, resolved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from slurmtrain.config.base import FORMAT_VERSION, Frozen, NonNegative, Positive
+
+
+class SiteSlurm(Frozen):
+    """How this cluster's Slurm wants to be asked."""
+
+    clusters: tuple[str, ...] = ()
+    """ClusterName values that mean this site."""
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str = "24:00:00"
+    mpi: str = "pmix"
+    """Value of srun --mpi."""
+    cpu_bind: str | None = None
+    """Value of srun --cpu-bind."""
+    gpu_bind: str | None = None
+    gpus_option: str | None = "--gpus-per-node"
+    """Option that asks for GPUs; empty string: the site has no GPU gres."""
+    gpu_type: str | None = None
+    """Type in --gpus-per-node=TYPE:N."""
+    exclusive: bool = True
+    template: str = "train"
+    stop_notice_s: NonNegative = 300
+    """--signal=B:USR2@this; bash alone hears it, up to 60 s early."""
+    extra: tuple[str, ...] = ()
+
+
+class SiteNode(Frozen):
+    """One node."""
+
+    gpus: Positive
+    """GPUs, or ranks where there is none."""
+    cpus_per_gpu: Positive = 1
+    gpu: str | None = None
+    """Name in the hardware table."""
+    memory_bytes: Positive | None = None
+    nvlink_domain: Literal["node", "block", "pairs"] = "node"
+    """node: all GPUs of a node; block: of `block_nodes` nodes; pairs: two GPUs each."""
+    block_nodes: Positive = 1
+
+
+class SiteFabric(Frozen):
+    """Network between nodes."""
+
+    rendezvous_interface: str | None = None
+    """Interface of the store's address and of NCCL_/GLOO_SOCKET_IFNAME; default: the one that reaches the first node."""
+    kind: Literal["infiniband", "roce", "slingshot", "ethernet", "loopback"] = "infiniband"
+    nics_per_node: NonNegative = 0
+    nic_gbps: NonNegative = 0
+    """Of one NIC, gigabits per second and direction."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """NCCL_*, FI_*, UCX_* variables of the ranks."""
+
+
+class SitePaths(Frozen):
+    """Folders."""
+
+    root: Path | None = None
+    """Where runs live, on a file system that all nodes see; `~` and $VARIABLES are expanded."""
+    scratch: Path | None = None
+    """Node-local fast disk."""
+
+
+class SiteEnvironment(Frozen):
+    """What happens in the batch script before the supervisor starts, and in every rank's environment."""
+
+    modules: tuple[str, ...] = ()
+    set: dict[str, str] = Field(default_factory=dict)
+    before: tuple[str, ...] = ()
+    """Shell lines of the block `before`, as they are."""
+    ulimits: dict[str, str] = Field(default_factory=dict)
+    """Flag of bash's ulimit to value: {l = "unlimited"}; checked on every node."""
+
+
+class SitePython(Frozen):
+    """Interpreter and MPI."""
+
+    interpreter: str | None = None
+    mpi4py_libmpi: str | None = None
+    """MPI4PY_LIBMPI: the site's MPI library for the ABI-stub wheel of mpi4py."""
+
+
+class SiteTimeouts(Frozen):
+    """Limits in seconds."""
+
+    collective_timeout_s: Positive = 600
+    start_timeout_s: Positive = 600
+    """From srun to the first barrier."""
+    node_check_timeout_s: Positive = 120
+    exit_grace_s: Positive = 15
+    """How long the other ranks may take to leave after the first fault."""
+
+
+class SiteConfig(Frozen):
+    """A cluster."""
+
+    v: int = FORMAT_VERSION
+    name: str
+    description: str = ""
+    launcher: Literal["srun", "mpiexec"] = "srun"
+    device: Literal["cuda", "cpu"] = "cuda"
+    slurm: SiteSlurm = Field(default_factory=SiteSlurm)
+    node: SiteNode
+    fabric: SiteFabric = Field(default_factory=SiteFabric)
+    paths: SitePaths = Field(default_factory=SitePaths)
+    environment: SiteEnvironment = Field(default_factory=SiteEnvironment)
+    python: SitePython = Field(default_factory=SitePython)
+    timeouts: SiteTimeouts = Field(default_factory=SiteTimeouts)

@@ -1,0 +1,40 @@
+"""The SlurmClient Protocol: all that slurmtrain asks of Slurm. `cli_client.py` is the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from slurmtrain.slurm.types import JobInfo, NodeInfo, NodePlace
+
+
+class SlurmClient(Protocol):
+    """Slurm's answers as values. Every method may raise SlurmError (refused) or SlurmUnavailableError (no answer)."""
+
+    def submit(self, script: Path, *, options: Sequence[str] = ()) -> str:
+        """`sbatch --parsable OPTIONS SCRIPT` with the submit environment scrubbed; the job id."""
+
+    def job(self, job_id: str) -> JobInfo | None:
+        """One job by `scontrol show job -o` (an array member as A_a); None when slurmctld no longer knows it."""
+
+    def my_jobs(self, *, max_age_s: float = 10.0) -> tuple[float, list[JobInfo]]:
+        """Jobs of this user by one squeue, from a cache shared between processes; (age of the answer in seconds, jobs)."""
+
+    def finished_job(self, job_id: str) -> JobInfo | None:
+        """What `sacct --duplicates` remembers (last record); None without accounting or record."""
+
+    def nodes(self, names: Sequence[str]) -> list[NodeInfo]:
+        """`scontrol show node -o`."""
+
+    def places(self, names: Sequence[str]) -> list[NodePlace]:
+        """`scontrol show topology`; places without leaf or block where the cluster has no topology."""
+
+    def config_value(self, key: str) -> str | None:
+        """A value of `scontrol show config` (SlurmdTimeout, ClusterName, ...)."""
+
+    def requeue(self, job_id: str) -> None:
+        """`scontrol requeue`. Kills the job that calls it."""
+
+    def cancel(self, job_id: str, *, step: str | None = None, signal: str | None = None, batch: bool = False) -> None:
+        """`scancel`: the job, one step of it, or a signal to its batch shell."""

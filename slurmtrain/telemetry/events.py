@@ -1,0 +1,50 @@
+"""The event: its type and its JSON line.
+
+>>> line = Event("step", 12.5, attempt=1, rank=0, fields={"step": 3, "loss": 5.5}).to_line()
+>>> line
+'{"v":1,"t":12.5,"attempt":1,"rank":0,"kind":"step","step":3,"loss":5.5}\\n'
+>>> Event.from_line(line).fields["loss"]
+5.5
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+EVENT_VERSION = 1
+_HEAD = ("v", "t", "attempt", "rank", "kind")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened on a rank. `t` is seconds since the epoch.
+
+    Kinds of this release: `start` (world, layout, resumed_from), `step` (step, loss, grad_norm, lr, tokens, step_s; rank 0
+    alone, reduced values), `save` (step, seconds, bytes), `load` (step, seconds, passed_over), `stop` (step, reason), `error`
+    (error), `finish` (step).
+    """
+
+    kind: str
+    t: float
+    attempt: int
+    rank: int
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_line(self) -> str:
+        """One JSON line; a number that JSON has no word for (NaN, inf) becomes text."""
+        safe = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in self.fields.items()}
+        head = {"v": EVENT_VERSION, "t": self.t, "attempt": self.attempt, "rank": self.rank, "kind": self.kind}
+        return json.dumps({**head, **safe}, separators=(",", ":"), allow_nan=False) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Event:
+        """Raises ValueError for what is not an event."""
+        raw = json.loads(line)
+        if not isinstance(raw, dict) or any(key not in raw for key in _HEAD):
+            raise ValueError(f"not an event: {line[:80]!r}")
+        rest = {k: v for k, v in raw.items() if k not in _HEAD}
+        return cls(raw["kind"], float(raw["t"]), int(raw["attempt"]), int(raw["rank"]), rest)
