@@ -1,0 +1,1 @@
+"""The first run on a new machine: what is behind ./tools/quickstart."""
