@@ -1,4 +1,4 @@
-"""The command line: `devcluster up | down | status | env | fail | hang | restore`."""
+"""The command line: `devcluster up | down | status | env | fail | hang | restore | install`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import faults, lifecycle
+from . import faults, lifecycle, packages
 from .spec import TIMINGS, TOPOLOGIES, DevclusterError, Folder, Spec, choose_folder
 
 EXAMPLES = """examples:
@@ -35,6 +35,10 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--gpus", type=int, default=4, help="GPUs per node, pretended (default 4)")
     up.add_argument("--timings", choices=TIMINGS, default="fast", help="fast: node death noticed in 10 s; default: as real sites have it")
     up.add_argument("--topology", choices=TOPOLOGIES, default="tree", help="two leaf switches, or NVLink blocks of two nodes")
+    up.add_argument("--install", action="store_true", help="first install Debian's Slurm packages where they are missing")
+    install = commands.add_parser("install", help="install Debian's Slurm packages where they are missing; starts no daemon")
+    for command in (up, install):
+        command.add_argument("--accounting", action="store_true", help="with slurmdbd on a MariaDB, so that sacct works")
     for name, text in (("down", "end the cluster and remove its folder"), ("status", "what runs; exit code 1 when something does not")):
         commands.add_parser(name, parents=[where], help=text)
     commands.add_parser("env", parents=[where], help="print the export lines that a shell needs")
@@ -46,9 +50,14 @@ def parser() -> argparse.ArgumentParser:
 def run(argv: Sequence[str]) -> int:
     """Do what the command line says; the exit code."""
     args = parser().parse_args(argv)
+    if args.command == "install":
+        print(packages.install(accounting=args.accounting, environ=os.environ))
+        return 0
     folder = choose_folder(args.dir, args.name, os.environ)
     if args.command == "up":
-        print(lifecycle.up(folder, Spec(args.nodes, args.gpus, args.timings, args.topology)))
+        if args.install:
+            print(packages.install(accounting=args.accounting, environ=os.environ))
+        print(lifecycle.up(folder, Spec(args.nodes, args.gpus, args.timings, args.topology, args.accounting)))
     elif args.command == "down":
         print(lifecycle.down(folder))
     elif args.command == "status":

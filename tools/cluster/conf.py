@@ -52,19 +52,20 @@ def slurm_conf(record: Record, folder: Folder) -> str:
         "KillOnBadExit": "0",
         "WaitTime": "0",
         **(FAST if spec.timings == "fast" else DEFAULT),
-        **_accounting(record),
+        **_accounting(record, folder),
     }
     lines = [f"{key}={value}" for key, value in settings.items()]
     return "\n".join([*lines, *_nodes(record), *_partitions(record)]) + "\n"
 
 
-def _accounting(record: Record) -> dict[str, str]:
+def _accounting(record: Record, folder: Folder) -> dict[str, str]:
     if not record.spec.accounting:
         return {"AccountingStorageType": "accounting_storage/none", "JobAcctGatherType": "jobacct_gather/none"}
     return {
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": "127.0.0.1",
         "AccountingStoragePort": str(record.ports.slurmdbd),
+        "AccountingStoragePass": str(folder.munge_socket),  # with slurmdbd: which munged, not a password
         "AccountingStorageTRES": "gres/gpu",
         "AccountingStoreFlags": "job_comment",
         "JobAcctGatherType": "jobacct_gather/linux",

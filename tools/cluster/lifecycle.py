@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from . import conf, ports, procs
+from . import accounting, conf, packages, ports, procs
 from .daemons import Cluster, node_states, start_munged, start_slurmctld, start_slurmd
 from .spec import DevclusterError, Folder, Record, Spec
 
@@ -47,6 +47,9 @@ def installed_version() -> tuple[int, int]:
 
 def up(folder: Folder, spec: Spec) -> str:
     """Bring the cluster up, repair it, or find that it is up; the line that says which."""
+    if os.geteuid() != 0:
+        raise DevclusterError("needs root: slurmd runs jobs as their users, and pretended GPUs are device files")
+    packages.need_programs(accounting=spec.accounting)
     with alone(folder):
         record = folder.load()
         if record is None:
@@ -97,7 +100,7 @@ def status(folder: Folder) -> tuple[bool, list[str]]:
 
 def roles(record: Record) -> list[str]:
     """The daemons of a cluster, in the order of their start."""
-    return ["munged", "slurmctld", *record.spec.node_names]
+    return ["munged", *(["database", "slurmdbd"] if record.spec.accounting else []), "slurmctld", *record.spec.node_names]
 
 
 def _build(folder: Folder, spec: Spec) -> str:
@@ -137,6 +140,10 @@ def _start(cluster: Cluster) -> None:
     """Start whatever does not run, and wait until every node can take jobs."""
     if not cluster.alive("munged"):
         start_munged(cluster)
+    if cluster.record.spec.accounting and not cluster.alive("database"):
+        accounting.start_database(cluster)
+    if cluster.record.spec.accounting and not cluster.alive("slurmdbd"):
+        accounting.start_slurmdbd(cluster)
     if not cluster.alive("slurmctld"):
         start_slurmctld(cluster)
     for node in cluster.record.spec.node_names:

@@ -59,6 +59,15 @@ def environ(pid: int) -> dict[str, str]:
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 
+def command(pid: int) -> str:
+    """The name of the program, as its first argument has it, without folders."""
+    try:
+        first = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0", 1)[0]
+    except OSError:
+        return ""
+    return os.fsdecode(first).rpartition("/")[2]
+
+
 def sockets() -> dict[str, str]:
     """Inode -> path of every Unix socket that has one."""
     rows = (line.split(maxsplit=7) for line in (PROC / "net/unix").read_text(errors="replace").splitlines()[1:])
