@@ -7,6 +7,7 @@ that of two machines one alone wins (also on NFS) and the content is there from 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -88,7 +89,8 @@ class SystemDisk:
     def append(self, path: Path, data: bytes) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(fd, data)
+            if os.write(fd, data) != len(data):
+                raise OSError(errno.ENOSPC, "only a part of the lines was written", str(path))
         finally:
             os.close(fd)
 

@@ -21,11 +21,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_CHECKPOINT = re.compile(r"step-(\d{8,})")
+_STAGING = re.compile(r"\.step-(\d{8,})\.a(\d{4,})\.tmp")
+_TRASH = re.compile(r"\.step-(\d{8,})\.trash")
 
 
 def valid_run_name(name: str) -> bool:
     """Letters, digits, dot, dash and underscore, at most 128: safe as a folder, a job name and a word of a log."""
     return _NAME.fullmatch(name) is not None
+
+
+def checkpoint_step(name: str) -> int | None:
+    """The step of a published checkpoint's folder name; None for any other name."""
+    form = _CHECKPOINT.fullmatch(name)
+    return int(form[1]) if form else None
+
+
+def staging_attempt(name: str) -> int | None:
+    """The attempt of a staging folder's name; None for any other name."""
+    form = _STAGING.fullmatch(name)
+    return int(form[2]) if form else None
+
+
+def is_trash(name: str) -> bool:
+    """Whether a folder of this name is a checkpoint on its way out."""
+    return _TRASH.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
@@ -63,8 +83,17 @@ class AttemptDir:
     def nonce(self) -> Path:
         return self.path / "nonce"
 
+    @property
+    def claim(self) -> Path:
+        """Who may make this attempt: linked into place by one supervisor, never replaced."""
+        return self.path / "claim.json"
+
     def node_log(self, index: int) -> Path:
         return self.path / f"node-{index:03d}.log"
+
+    def check_log(self, index: int) -> Path:
+        """What a node's check printed, apart from its answer."""
+        return self.path / f"check-{index:03d}.log"
 
     def rank_log(self, rank: int) -> Path:
         """A rank's own log; written only on error."""
@@ -152,6 +181,10 @@ class RunDir:
     def staging(self, step: int, attempt: int) -> Path:
         """Where an attempt builds a checkpoint before one rename publishes it."""
         return self.checkpoints / f".step-{step:08d}.a{attempt:04d}.tmp"
+
+    def trash(self, step: int) -> Path:
+        """What a checkpoint is renamed to before its files are deleted."""
+        return self.checkpoints / f".step-{step:08d}.trash"
 
     @property
     def owner_json(self) -> Path:
