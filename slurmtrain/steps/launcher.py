@@ -47,6 +47,9 @@ class Step(Protocol):
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Wait; None when the limit came first."""
 
+    def words(self) -> str:
+        """What the launcher itself has printed so far ("srun: error: n1: task 3: Exited with exit code 7"); empty where it cannot be told."""
+
     def end(self, grace_s: float) -> None:
         """End every task of the step on every node: ask, wait up to `grace_s`, then kill. Returns when the launcher is gone."""
 
