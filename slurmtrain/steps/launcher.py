@@ -48,7 +48,7 @@ class Step(Protocol):
         """Wait; None when the limit came first."""
 
     def words(self) -> str:
-        """What the launcher itself has printed so far ("srun: error: n1: task 3: Exited with exit code 7"); empty where it cannot be told."""
+        """What the launcher itself has printed ("srun: error: n1: task 3: Exited with exit code 7"); empty where it cannot be told."""
 
     def end(self, grace_s: float) -> None:
         """End every task of the step on every node: ask, wait up to `grace_s`, then kill. Returns when the launcher is gone."""
