@@ -1,0 +1,49 @@
+"""The Plan of a job on a site's nodes. Pure."""
+
+from __future__ import annotations
+
+from slurmtrain.config.checks import resolve_dp
+from slurmtrain.config.job import JobConfig
+from slurmtrain.config.plan import Plan
+from slurmtrain.config.site import SiteConfig
+from slurmtrain.errors import PlacementError
+from slurmtrain.fabric.layout import check_layout, stages
+
+
+def build_plan(job: JobConfig, site: SiteConfig) -> Plan:
+    """The layout that the job asks for, on nodes as the site describes them.
+
+    Raises PlacementError when it cannot be placed, and ConfigError where dp does not follow (`config.checks.resolve_dp`).
+    """
+    gpus = job.slurm.gpus_per_node or site.node.gpus
+    parallel, training = job.parallel, job.training
+    dp = resolve_dp(job, gpus)
+    plan = Plan(
+        world=job.slurm.nodes * gpus,
+        nodes=job.slurm.nodes,
+        spares=job.slurm.spares,
+        gpus_per_node=gpus,
+        tp=parallel.tp,
+        cp=parallel.cp,
+        ep=parallel.ep,
+        dp=dp,
+        pp=parallel.pp,
+        order=parallel.order,
+        nvlink_domain=site.node.nvlink_domain,
+        block_nodes=site.node.block_nodes,
+        stages=stages(job.model.layers, parallel.pp),
+        global_batch=training.global_batch,
+        micro_batch=training.micro_batch,
+        microbatches=_microbatches(training.global_batch, training.micro_batch, dp),
+        dp_mode=parallel.dp_mode,
+    )
+    check_layout(plan)
+    return plan
+
+
+def _microbatches(global_batch: int, micro_batch: int, dp: int) -> int:
+    if global_batch % (dp * micro_batch):
+        raise PlacementError(
+            f"training.global_batch = {global_batch} is not a multiple of dp x micro_batch = {dp} x {micro_batch} = {dp * micro_batch}"
+        )
+    return global_batch // (dp * micro_batch)
