@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from slurmtrain.config.base import FORMAT_VERSION, Fraction, Frozen, NonNegative, NonNegativeFloat, Positive, PositiveFloat
 from slurmtrain.config.model import ModelConfig
+from slurmtrain.config.values import ArrayRange, Duration, Environment, Line, RunName, SbatchExtra, Version, Word
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
 """Mesh axes, fastest first, in the default order of ranks."""
@@ -17,7 +18,8 @@ AXES = ("tp", "cp", "ep", "dp", "pp")
 class RunConfig(Frozen):
     """Name, code and interpreter of a run."""
 
-    name: str
+    name: RunName
+    """Also the job's name; default: the job file's, without .toml."""
     include: tuple[str, ...] = ()
     """Paths copied into code/ besides the files that git tracks, relative to the job file."""
     live: bool = False
@@ -73,6 +75,13 @@ class ParallelConfig(Frozen):
     order: tuple[str, ...] = AXES
     """Axes of the world, fastest-varying first."""
 
+    @field_validator("order")
+    @classmethod
+    def _every_axis_once(cls, order: tuple[str, ...]) -> tuple[str, ...]:
+        if sorted(order) != sorted(AXES):
+            raise ValueError(f"must name each axis once: {', '.join(AXES)}, in any order")
+        return order
+
 
 class CheckpointConfig(Frozen):
     """When to save, and what to keep."""
@@ -88,29 +97,29 @@ class SlurmConfig(Frozen):
     nodes: Positive = 1
     """Nodes that the world uses; a range "8-10" in the file becomes nodes = 8, spares = 2."""
     spares: NonNegative = 0
-    time: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    reservation: str | None = None
-    constraint: str | None = None
-    nodelist: str | None = None
-    exclude: str | None = None
-    dependency: str | None = None
+    time: Duration | None = None
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    reservation: Word | None = None
+    constraint: Line | None = None
+    nodelist: Word | None = None
+    exclude: Word | None = None
+    dependency: Word | None = None
     gpus_per_node: Positive | None = None
     """Part of a node (no --exclusive then); default: all the site's GPUs of a node."""
-    array: str | None = None
+    array: ArrayRange | None = None
     """Segments of the run as an array of one at a time: "1-4%1"."""
-    template: str | None = None
+    template: Word | None = None
     """Name of an sbatch template; default: the site's."""
-    extra: tuple[str, ...] = ()
+    extra: SbatchExtra = ()
     """More sbatch options, each as one word: "--mail-type=END"."""
 
 
 class JobConfig(Frozen):
     """The resolved job."""
 
-    v: int = FORMAT_VERSION
+    v: Version = FORMAT_VERSION
     run: RunConfig
     model: ModelConfig
     data: DataConfig
@@ -119,7 +128,7 @@ class JobConfig(Frozen):
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     slurm: SlurmConfig = Field(default_factory=SlurmConfig)
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: Environment = Field(default_factory=dict)
     """Variables of the ranks, verbatim; they win over the site's."""
-    python: str | None = None
+    python: Line | None = None
     """Interpreter of the job; default: the site's, else the one that submits."""

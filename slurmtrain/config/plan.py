@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from slurmtrain.config.base import FORMAT_VERSION, Frozen, NonNegative, Positive
+from slurmtrain.config.values import Version
 
 
 class Plan(Frozen):
     """A layout. world = tp * cp * dp * pp = nodes * gpus_per_node; ep lies inside dp."""
 
-    v: int = FORMAT_VERSION
+    v: Version = FORMAT_VERSION
     world: Positive
     nodes: Positive
     spares: NonNegative

@@ -5,34 +5,38 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from slurmtrain.config.base import FORMAT_VERSION, Frozen, NonNegative, Positive
+from slurmtrain.config.values import Duration, Environment, Line, RuleError, SbatchExtra, Ulimits, Version, Word
 
 
 class SiteSlurm(Frozen):
     """How this cluster's Slurm wants to be asked."""
 
-    clusters: tuple[str, ...] = ()
-    """ClusterName values that mean this site."""
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    time: str = "24:00:00"
-    mpi: str = "pmix"
+    clusters: tuple[Word, ...] = ()
+    """ClusterName values that mean this site; shell patterns may be used: "alps-*"."""
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    time: Duration = "24:00:00"
+    """Limit of a job whose file says none."""
+    mpi: Word = "pmix"
     """Value of srun --mpi."""
-    cpu_bind: str | None = None
+    cpu_bind: Word | None = None
     """Value of srun --cpu-bind."""
-    gpu_bind: str | None = None
+    gpu_bind: Word | None = None
+    """Value of srun --gpu-bind; "none" keeps all GPUs of a node visible to each rank."""
     gpus_option: str | None = "--gpus-per-node"
     """Option that asks for GPUs; empty string: the site has no GPU gres."""
-    gpu_type: str | None = None
+    gpu_type: Word | None = None
     """Type in --gpus-per-node=TYPE:N."""
     exclusive: bool = True
-    template: str = "train"
+    template: Word = "train"
     stop_notice_s: NonNegative = 300
     """--signal=B:USR2@this; bash alone hears it, up to 60 s early."""
-    extra: tuple[str, ...] = ()
+    extra: SbatchExtra = ()
+    """More sbatch options, each as one word."""
 
 
 class SiteNode(Frozen):
@@ -41,24 +45,35 @@ class SiteNode(Frozen):
     gpus: Positive
     """GPUs, or ranks where there is none."""
     cpus_per_gpu: Positive = 1
-    gpu: str | None = None
+    gpu: Line | None = None
     """Name in the hardware table."""
     memory_bytes: Positive | None = None
     nvlink_domain: Literal["node", "block", "pairs"] = "node"
     """node: all GPUs of a node; block: of `block_nodes` nodes; pairs: two GPUs each."""
     block_nodes: Positive = 1
 
+    @model_validator(mode="after")
+    def _domain_fits(self) -> SiteNode:
+        if self.nvlink_domain == "block" and self.block_nodes == 1:
+            raise RuleError('of a "block" domain must be 2 or more: how many nodes share NVLink?', item="block_nodes", value=1)
+        if self.nvlink_domain != "block" and self.block_nodes != 1:
+            problem = f'needs nvlink_domain = "block", not "{self.nvlink_domain}"'
+            raise RuleError(problem, item="block_nodes", value=self.block_nodes)
+        if self.nvlink_domain == "pairs" and self.gpus % 2:
+            raise RuleError('must be even when nvlink_domain = "pairs"', item="gpus", value=self.gpus)
+        return self
+
 
 class SiteFabric(Frozen):
     """Network between nodes."""
 
-    rendezvous_interface: str | None = None
+    rendezvous_interface: Word | None = None
     """Interface of the store's address and of NCCL_/GLOO_SOCKET_IFNAME; default: the one that reaches the first node."""
     kind: Literal["infiniband", "roce", "slingshot", "ethernet", "loopback"] = "infiniband"
     nics_per_node: NonNegative = 0
     nic_gbps: NonNegative = 0
     """Of one NIC, gigabits per second and direction."""
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: Environment = Field(default_factory=dict)
     """NCCL_*, FI_*, UCX_* variables of the ranks."""
 
 
@@ -74,19 +89,20 @@ class SitePaths(Frozen):
 class SiteEnvironment(Frozen):
     """What happens in the batch script before the supervisor starts, and in every rank's environment."""
 
-    modules: tuple[str, ...] = ()
-    set: dict[str, str] = Field(default_factory=dict)
+    modules: tuple[Line, ...] = ()
+    """Loaded with `module load`, in this order."""
+    set: Environment = Field(default_factory=dict)
     before: tuple[str, ...] = ()
     """Shell lines of the block `before`, as they are."""
-    ulimits: dict[str, str] = Field(default_factory=dict)
+    ulimits: Ulimits = Field(default_factory=dict)
     """Flag of bash's ulimit to value: {l = "unlimited"}; checked on every node."""
 
 
 class SitePython(Frozen):
     """Interpreter and MPI."""
 
-    interpreter: str | None = None
-    mpi4py_libmpi: str | None = None
+    interpreter: Line | None = None
+    mpi4py_libmpi: Line | None = None
     """MPI4PY_LIBMPI: the site's MPI library for the ABI-stub wheel of mpi4py."""
 
 
@@ -104,8 +120,8 @@ class SiteTimeouts(Frozen):
 class SiteConfig(Frozen):
     """A cluster."""
 
-    v: int = FORMAT_VERSION
-    name: str
+    v: Version = FORMAT_VERSION
+    name: Word
     description: str = ""
     launcher: Literal["srun", "mpiexec"] = "srun"
     device: Literal["cuda", "cpu"] = "cuda"
