@@ -106,10 +106,9 @@ def start_slurmctld(cluster: Cluster) -> None:
     cluster.wait_for("slurmctld", lambda: " is UP" in cluster.ask("scontrol", "ping").stdout, limit_s=60)
 
 
-def start_slurmd(cluster: Cluster, node: str, *, rebooted: bool = False) -> None:
-    """A node's daemon; `rebooted` makes Slurm drop what it thinks still runs there."""
-    argv = ["slurmd", "-D", "-N", node, "-f", str(cluster.folder.slurm_conf), *(["-b"] if rebooted else [])]
-    cluster.start(node, argv)
+def start_slurmd(cluster: Cluster, node: str) -> None:
+    """A node's daemon."""
+    cluster.start(node, ["slurmd", "-D", "-N", node, "-f", str(cluster.folder.slurm_conf)])
 
 
 @dataclass(frozen=True)

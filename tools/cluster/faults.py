@@ -6,8 +6,8 @@ import signal
 import time
 
 from . import procs
-from .daemons import Cluster, start_slurmd
-from .lifecycle import alone, below_steps, kill_node, loaded, wait_nodes
+from .daemons import Cluster, node_states
+from .lifecycle import alone, below_steps, kill_node, loaded, revive, wait_nodes
 from .spec import DevclusterError, Folder
 
 STOPPED = "Tt"
@@ -59,7 +59,6 @@ def restore(folder: Folder, node: str) -> str:
         if cluster.alive(node):
             _stop_or_go(cluster, node, signal.SIGCONT)
         else:
-            kill_node(cluster, node)
-            start_slurmd(cluster, node, rebooted=True)
+            revive(cluster, node, node_states(cluster))
         wait_nodes(cluster, [node])
         return f"{node}: back after {time.monotonic() - began:.1f} s"

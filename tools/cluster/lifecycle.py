@@ -9,11 +9,11 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from . import accounting, conf, packages, ports, procs
-from .daemons import Cluster, node_states, start_munged, start_slurmctld, start_slurmd
+from .daemons import Cluster, NodeState, node_states, start_munged, start_slurmctld, start_slurmd
 from .spec import DevclusterError, Folder, Record, Spec
 
 NODES_LIMIT_S = 60.0
@@ -146,10 +146,19 @@ def _start(cluster: Cluster) -> None:
         accounting.start_slurmdbd(cluster)
     if not cluster.alive("slurmctld"):
         start_slurmctld(cluster)
+    known = node_states(cluster)
     for node in cluster.record.spec.node_names:
         if not cluster.alive(node):
-            start_slurmd(cluster, node, rebooted=True)
+            revive(cluster, node, known)
     wait_nodes(cluster, cluster.record.spec.node_names)
+
+
+def revive(cluster: Cluster, node: str, known: Mapping[str, NodeState]) -> None:
+    """Start a dead node. Slurm is told first that it was down: else it would believe the node's old jobs to run for ever."""
+    kill_node(cluster, node)
+    if node in known and known[node].state.rstrip("*") not in {"unknown", "down"}:
+        cluster.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=devcluster: it lost its slurmd")
+    start_slurmd(cluster, node)
 
 
 def _down_nodes(cluster: Cluster) -> list[str]:

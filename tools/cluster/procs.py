@@ -120,7 +120,7 @@ def jobs_of(folder: Folder, node: str) -> set[Process]:
 
     def ours(pid: int) -> bool:
         marks = environ(pid)
-        return marks.get("SLURMD_NODENAME") == node and marks.get("SLURM_CONF", conf) == conf
+        return marks.get("SLURMD_NODENAME") == node and marks.get("SLURM_CONF") == conf
 
     return {p for p in snapshot().values() if ours(p.pid)}
 
