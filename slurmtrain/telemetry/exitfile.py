@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,16 @@ from typing import Literal
 ExitKind = Literal["finished", "stopped", "config", "error"]
 StopReason = Literal["requeue", "stop", "interrupt"]
 """requeue: save, leave, start again. stop: a person asked, save and finish. interrupt: Ctrl-C, the same as stop."""
+
+PEER_LOST = "peer lost: "
+"""Begins the error of a rank that failed only because another one was gone."""
+_FOLLOWS = re.compile(
+    r"gloo.*(closed by peer|reset by peer|broken pipe|timed out|pair closure)"
+    r"|ncclRemoteError|communicator was aborted|collective operation timeout"
+    r"|^Dist(Network|Store)Error",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Words of gloo 2.13, NCCL and torch's TCPStore. A time-out counts: the peer that did not come is the cause."""
 
 
 @dataclass(frozen=True)
@@ -39,3 +50,14 @@ def read_exit_records(exit_dir: Path) -> dict[int, ExitRecord]:
             continue
         records[record.rank] = record
     return records
+
+
+def is_follower(error: str) -> bool:
+    """Whether an error is what a rank says when a peer is gone (gloo, NCCL, TCPStore): not the first cause.
+
+    >>> is_follower("peer lost: RuntimeError: ..."), is_follower("RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+    (True, True)
+    >>> is_follower("ValueError: token 9 is outside the vocabulary")
+    False
+    """
+    return error.startswith(PEER_LOST) or _FOLLOWS.search(error) is not None
