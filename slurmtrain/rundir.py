@@ -140,6 +140,20 @@ class RunDir:
         return self.submit / "request.json"
 
     @property
+    def script(self) -> Path:
+        """The batch script; may be given to sbatch by hand."""
+        return self.submit / "job.sbatch"
+
+    @property
+    def array_script(self) -> Path:
+        """The batch script of an array of runs; in the first of them."""
+        return self.submit / "array.sbatch"
+
+    def pending_pickle(self, member: int | None) -> Path:
+        """The pickle for submitit until sbatch has told the job's id; `member`: task id of an array."""
+        return self.submit / ("pending.pkl" if member is None else f"pending_{member}.pkl")
+
+    @property
     def exit_code(self) -> Path:
         """What the batch script ends with; written by the supervisor at its end."""
         return self.submit / "exit_code"
@@ -147,6 +161,10 @@ class RunDir:
     @property
     def code(self) -> Path:
         return self.path / "code"
+
+    def aside(self, part: str, pid: int) -> Path:
+        """Where a process builds, or moves away, a whole run (`part` is empty) or a folder of it, before or after one rename."""
+        return self.path / f".{part}.{pid}.tmp" if part else self.path.with_name(f".{self.name}.{pid}.tmp")
 
     @property
     def attempts(self) -> Path:
