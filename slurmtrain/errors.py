@@ -8,6 +8,7 @@
         RunExistsError, RunNotFoundError
       SlurmError                    Slurm refused or did not answer
         SlurmUnavailableError       no answer: worth trying again
+          SubmitUnknownError        sbatch did not answer: the job may have been accepted
       LaunchError                   ranks could not be started, or do not form the world that was promised
       OwnershipError                this run belongs to another job or attempt
       CheckpointError               a checkpoint cannot be written or read
@@ -78,6 +79,10 @@ class SlurmError(SlurmtrainError):
 
 class SlurmUnavailableError(SlurmError):
     """Slurm's daemons did not answer."""
+
+
+class SubmitUnknownError(SlurmUnavailableError):
+    """Sbatch did not answer: the job may have been accepted, so nothing is taken back."""
 
 
 class LaunchError(SlurmtrainError):

@@ -74,7 +74,8 @@ class SlurmExecutor(submitit_slurm.SlurmExecutor):
             for path in pending:
                 path.unlink(missing_ok=True)
             raise
-        jobs = [self._job(run, job_id if member is None else f"{job_id}_{member}") for run, member in zip(runs, members, strict=True)]
+        number, _, self._watcher.cluster = job_id.partition(";")
+        jobs = [self._job(run, number if member is None else f"{number}_{member}") for run, member in zip(runs, members, strict=True)]
         for job, path in zip(jobs, pending, strict=True):
             job.paths.move_temporary_file(path, "submitted_pickle")
         return jobs

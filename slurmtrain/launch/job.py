@@ -26,7 +26,7 @@ class ClientWatcher(SlurmInfoWatcher):
 
     def __init__(self, client: SlurmClient, delay_s: int = 30) -> None:
         super().__init__(delay_s)
-        self.client = client
+        self.client, self.cluster = client, ""
         self._jobs: dict[str, JobInfo | None] = {}
 
     def update(self) -> None:
@@ -34,13 +34,17 @@ class ClientWatcher(SlurmInfoWatcher):
         self._num_calls += 1
         for job_id in sorted(self._registered - self._finished):
             try:
-                info = self.client.job(job_id)
-                self._jobs[job_id] = info or self.client.finished_job(job_id)
+                info = self.client.job(self.full_id(job_id))
+                self._jobs[job_id] = info or self.client.finished_job(self.full_id(job_id))
             except SlurmError:
                 continue
             if info is None or self.is_done(job_id, mode="cache"):
                 self._finished.add(job_id)
         self._last_status_check = time.time()
+
+    def full_id(self, job_id: str) -> str:
+        """As the client takes it: with the cluster's name where that is another one."""
+        return f"{job_id};{self.cluster}" if self.cluster else job_id
 
     def job(self, job_id: str, mode: str = "standard") -> JobInfo | None:
         """What is known of a job; None when Slurm no longer knows it, or was never asked."""
@@ -87,7 +91,7 @@ class RunJob(SlurmJob[Any]):
     def cancel(self, check: bool = True) -> None:  # noqa: FBT001, FBT002 submitit's signature
         """`scancel`. Raises SlurmError, with `check` alone."""
         try:
-            self._client_watcher.client.cancel(self.job_id)
+            self._client_watcher.client.cancel(self._client_watcher.full_id(self.job_id))
         except SlurmError:
             if check:
                 raise

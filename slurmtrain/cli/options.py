@@ -1,0 +1,86 @@
+"""Options that several commands share, with sbatch's own names where sbatch has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+ROOT_HELP = "Folder of the runs [default: $SLURMTRAIN_ROOT, then the site's]."
+
+
+def root_option(function: F) -> F:
+    """`--root`: where runs live."""
+    return click.option("--root", type=click.Path(path_type=Path), default=None, metavar="DIR", help=ROOT_HELP)(function)
+
+
+def _option(*names: str, metavar: str, text: str) -> Callable[[F], F]:
+    return click.option(*names, default=None, metavar=metavar, help=text)
+
+
+JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    _option("-N", "--nodes", metavar="N", text="Nodes that the world uses; 8-10 means 8 and 2 spares."),
+    click.option("--spares", type=int, default=None, metavar="N", help="Nodes kept ready beside those."),
+    click.option("--gpus-per-node", type=int, default=None, metavar="K", help="Part of a node; no --exclusive then."),
+    _option("-J", "--name", "--job-name", metavar="NAME", text="Name of the run [default: the job file's]."),
+    click.option("--site", default=None, metavar="SITE", help="Site, by name or file [default: $SLURMTRAIN_SITE, then the cluster's]."),
+    click.option(
+        "--set", "sets", multiple=True, metavar="KEY=VALUE", help="A value of the job file, such as training.steps=500; repeatable."
+    ),
+    click.option(
+        "--include", multiple=True, type=click.Path(path_type=Path), metavar="PATH", help="Copy this into the run's code too; repeatable."
+    ),
+    click.option("--live", is_flag=True, help="Run the code where it is, not a copy."),
+    click.option("--resume", is_flag=True, help="Go on with the run of this name."),
+    root_option,
+)
+"""Of `submit` and `run`."""
+
+SLURM_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    _option("-p", "--partition", metavar="NAME", text="As sbatch's."),
+    _option("-A", "--account", metavar="NAME", text="As sbatch's."),
+    _option("-q", "--qos", metavar="NAME", text="As sbatch's."),
+    _option("-t", "--time", metavar="TIME", text="Limit: minutes, H:MM:SS, D-HH:MM:SS, or 45s, 30m, 8h, 2d."),
+    _option("-w", "--nodelist", metavar="NODES", text="As sbatch's."),
+    _option("-x", "--exclude", metavar="NODES", text="As sbatch's."),
+    _option("-C", "--constraint", metavar="FEATURES", text="As sbatch's."),
+    _option("-d", "--dependency", metavar="WHEN", text="As sbatch's."),
+    _option("--reservation", metavar="NAME", text="As sbatch's."),
+    _option("-a", "--array", metavar="1-4%1", text="Segments of the run, one after the other."),
+    _option("--template", metavar="NAME", text="An sbatch template, by name or file [default: the site's]."),
+)
+"""Of `submit` alone."""
+
+KEYS = {
+    "nodes": "slurm.nodes",
+    "spares": "slurm.spares",
+    "gpus_per_node": "slurm.gpus_per_node",
+    "name": "run.name",
+    "partition": "slurm.partition",
+    "account": "slurm.account",
+    "qos": "slurm.qos",
+    "time": "slurm.time",
+    "nodelist": "slurm.nodelist",
+    "exclude": "slurm.exclude",
+    "constraint": "slurm.constraint",
+    "dependency": "slurm.dependency",
+    "reservation": "slurm.reservation",
+    "array": "slurm.array",
+    "template": "slurm.template",
+}
+"""Option to the key of the job file that it says."""
+
+
+def with_options(options: tuple[Callable[[Any], Any], ...]) -> Callable[[F], F]:
+    """Add options to a command, in the order in which its help shows them."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
