@@ -1,0 +1,177 @@
+"""What an attempt's end was: from the ranks' own records and Slurm's word about nodes, never from the launcher's code. Pure.
+
+In this order; the first that holds is the outcome:
+
+| evidence | outcome |
+|---|---|
+| a rank's record says `config` | config, with its words |
+| a rank's record says `error`, and not that a peer was lost | failed, that rank's words |
+| all records `finished`; or some, and the last step's checkpoint is there | finished |
+| a record says `stopped` (all ranks agreed, the save is done) | stopped or requeue, by the reason |
+| a stop was asked, and nothing but missing records and lost peers came of it | requeue; failed where a person asked |
+| no record, and no rank ever spoke | launch, or node_failure where Slurm calls a node down |
+| the launcher saw a rank end with a code of its own | failed: "rank 3 code 7" |
+| every rank of a node is without a record | node_failure once Slurm says so; failed when it calls the node healthy |
+| some rank of a node is without a record | failed, the first such rank |
+| only lost peers | failed, the first of them |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slurmtrain.resilience.records import OutcomeKind
+from slurmtrain.telemetry.exitfile import ExitRecord, StopReason, is_follower
+
+
+@dataclass(frozen=True)
+class Death:
+    """A task's end in the launcher's words. `code`: its exit code; None: ended by a signal (`how` names it)."""
+
+    code: int | None
+    how: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known when the launcher is gone.
+
+    `records` and `deaths` by world rank; `spoke`: an event or a record of this attempt was seen; `asked`: the stop that the
+    supervisor passed on; `down`: nodes that Slurm calls down (None: not asked, or it has not made up its mind);
+    `complete`: the checkpoint of the last step is there; `log`: the last line of the ranks' output; `ended_because`: why the supervisor
+    itself ended the step, where it did.
+    """
+
+    nodes: tuple[str, ...]
+    tasks_per_node: int
+    records: Mapping[int, ExitRecord]
+    deaths: Mapping[int, Death] = field(default_factory=dict)
+    spoke: bool = False
+    asked: StopReason | None = None
+    down: frozenset[str] | None = None
+    complete: bool = False
+    log: str = ""
+    ended_because: str = ""
+
+    @property
+    def world(self) -> int:
+        return len(self.nodes) * self.tasks_per_node
+
+    def node_of(self, rank: int) -> str:
+        return self.nodes[rank // self.tasks_per_node]
+
+    def missing(self) -> list[int]:
+        """Ranks without a record."""
+        return [rank for rank in range(self.world) if rank not in self.records]
+
+    def silent_nodes(self) -> list[str]:
+        """Nodes none of whose ranks left a record, or was seen to end by the launcher."""
+        heard = {self.node_of(rank) for rank in (*self.records, *self.deaths) if rank < self.world}
+        return [node for node in self.nodes if node not in heard]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome's kind and first cause. `suspects`: nodes that only Slurm can tell about; the verdict may change with its word."""
+
+    kind: OutcomeKind
+    cause: str
+    rank: int | None = None
+    node: str = ""
+    step: int | None = None
+    suspects: tuple[str, ...] = ()
+
+
+def classify(e: Evidence) -> Verdict:
+    """The table above."""
+    for decide in (_from_faults, _from_agreement, _from_stop, _from_silence, _from_deaths, _from_missing):
+        if verdict := decide(e):
+            return verdict
+    first = min(e.records.values(), key=lambda r: r.rank)
+    return _of_record("failed", first, e.records, first.error)
+
+
+def _of_record(kind: OutcomeKind, record: ExitRecord, records: Mapping[int, ExitRecord], cause: str) -> Verdict:
+    others = sum(r.kind == record.kind and not is_follower(r.error) for r in records.values()) - 1
+    more = f" (and {others} more ranks)" if others > 0 and kind in {"config", "failed"} else ""
+    where = f"rank {record.rank} on {record.node}: " if record.node else f"rank {record.rank}: "
+    return Verdict(kind, f"{where}{cause}{more}", record.rank, record.node, _step(records))
+
+
+def _step(records: Mapping[int, ExitRecord]) -> int | None:
+    return max((r.step for r in records.values()), default=None)
+
+
+def _from_faults(e: Evidence) -> Verdict | None:
+    for kind, means in (("config", "config"), ("error", "failed")):
+        own = [r for r in e.records.values() if r.kind == kind and not (kind == "error" and is_follower(r.error))]
+        if own:
+            first = min(own, key=lambda r: r.rank)
+            return _of_record("config" if means == "config" else "failed", first, e.records, first.error or f"code {first.code}")
+    return None
+
+
+def _from_agreement(e: Evidence) -> Verdict | None:
+    kinds = {r.kind for r in e.records.values()}
+    if "finished" in kinds and (e.complete or not e.missing()):
+        return Verdict("finished", "all steps done", step=_step(e.records))
+    if "stopped" not in kinds:
+        return None
+    reasons = sorted({r.error for r in e.records.values() if r.kind == "stopped" and r.error})
+    by_person = e.asked in {"stop", "interrupt"} or (e.asked is None and bool(set(reasons) & {"stop", "interrupt"}))
+    why = e.asked or ", ".join(reasons) or "asked"
+    return Verdict("stopped" if by_person else "requeue", f"stopped at a checkpoint ({why})", step=_step(e.records))
+
+
+def _from_stop(e: Evidence) -> Verdict | None:
+    if e.asked is None or any(d.code is not None for d in e.deaths.values()):
+        return None
+    why = e.ended_because or "they ended before they had saved"
+    return Verdict(
+        "requeue" if e.asked == "requeue" else "failed", f"a stop was asked, the ranks did not save: {why}", step=_step(e.records)
+    )
+
+
+def _from_silence(e: Evidence) -> Verdict | None:
+    if e.records or e.spoke:
+        return None
+    if down := [n for n in e.nodes if n in (e.down or ())]:
+        return Verdict("node_failure", f"node {' '.join(down)} is down", node=down[0])
+    seen = [f"rank {rank} {death.how}" for rank, death in sorted(e.deaths.items())][:1]
+    said = "; ".join(part for part in (e.ended_because, *seen, e.log) if part)
+    return Verdict("launch", f"no rank has spoken: {said or 'the launcher printed nothing'}")
+
+
+def _from_deaths(e: Evidence) -> Verdict | None:
+    missing = set(e.missing())
+    own = {rank: d for rank, d in e.deaths.items() if rank in missing}
+    coded = [rank for rank, d in own.items() if d.code is not None]
+    struck = [rank for rank, d in own.items() if d.code is None and d.how not in {"Terminated", "Killed"}]
+    if not (coded or struck):
+        return None
+    rank = min(coded or struck)
+    code = own[rank].code
+    how = own[rank].how if code is None else f"code {code}"
+    return Verdict("failed", f"rank {rank} {how}, without a record of its own", rank, e.node_of(rank), _step(e.records))
+
+
+def _from_missing(e: Evidence) -> Verdict | None:
+    missing = e.missing()
+    if not missing:
+        return None
+    silent = e.silent_nodes()
+    gone = [n for n in silent if e.down is None or n in e.down]
+    if silent and gone:
+        word = "lost" if e.down is None else "down"
+        return Verdict(
+            "node_failure",
+            f"node {' '.join(gone)} is {word}: none of its ranks left a record",
+            node=gone[0],
+            step=_step(e.records),
+            suspects=tuple(gone) if e.down is None else (),
+        )
+    first = missing[0]
+    words = e.ended_because or (e.deaths[first].how if first in e.deaths else "") or e.log
+    cause = f"rank {first} ended without a record{f': {words}' if words else ''}"
+    return Verdict("failed", cause, first, e.node_of(first), _step(e.records))

@@ -1,0 +1,71 @@
+"""The doors of a supervisor, and how the real ones are put together from the environment of the batch script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from slurmtrain.atomic import Disk, SystemDisk
+from slurmtrain.clock import Clock, SystemClock
+from slurmtrain.config.stored import read_job, read_plan, read_site
+from slurmtrain.errors import LaunchError
+from slurmtrain.resilience.allocation import Allocation, LocalAllocation, SlurmAllocation
+from slurmtrain.resilience.ranks import Setup
+from slurmtrain.resilience.signals import Signals
+from slurmtrain.resilience.speaker import Speaker
+from slurmtrain.rundir import RunDir
+from slurmtrain.shell import SystemShell
+from slurmtrain.slurm.cli_client import CliSlurm
+from slurmtrain.slurm.client import SlurmClient
+from slurmtrain.steps.launcher import StepLauncher
+from slurmtrain.steps.mpiexec import MpiexecLauncher
+from slurmtrain.steps.srun import SrunLauncher
+
+
+@dataclass(frozen=True)
+class Composition:
+    """All that a supervisor touches. `client` None: no Slurm here. `command`: what each rank runs instead of the trainer."""
+
+    setup: Setup
+    environ: Mapping[str, str]
+    clock: Clock
+    disk: Disk
+    client: SlurmClient | None
+    allocation: Allocation
+    launcher: StepLauncher
+    signals: Signals
+    say: Callable[[str], None]
+    foreground: bool = False
+    command: tuple[str, ...] | None = None
+
+    @property
+    def run(self) -> RunDir:
+        return self.setup.run
+
+
+def read_setup(run: RunDir) -> Setup:
+    """The resolved files of a run. Raises ConfigError."""
+    return Setup(run, read_job(run.job_json), read_site(run.site_json), read_plan(run.plan_json))
+
+
+def compose(
+    run: RunDir, environ: Mapping[str, str], *, foreground: bool = False, command: tuple[str, ...] | None = None, disk: Disk | None = None
+) -> Composition:
+    """The real doors. Raises ConfigError for damaged files of the run, LaunchError where srun is needed and this is no job."""
+    setup = read_setup(run)
+    shell, clock = SystemShell(), SystemClock()
+    in_job = bool(environ.get("SLURM_JOB_ID"))
+    client: SlurmClient | None = CliSlurm(shell, clock, environ) if in_job else None
+    if setup.site.launcher == "mpiexec":
+        allocation: Allocation = LocalAllocation(setup.plan.nodes)
+        launcher: StepLauncher = MpiexecLauncher(shell, clock, environ)
+    elif client is not None:
+        allocation, launcher = SlurmAllocation(client, clock, environ), SrunLauncher(shell, clock, environ, client)
+    else:
+        raise LaunchError(
+            f"site {setup.site.name} starts ranks by srun, and this is no Slurm job: use `slurmtrain submit`, or salloc first"
+        )
+    tee = run.slurm_out(allocation.job_id or "local") if foreground else None
+    say = Speaker(clock, disk or SystemDisk(), tee)
+    signals = Signals(clock.monotonic)
+    return Composition(setup, environ, clock, disk or SystemDisk(), client, allocation, launcher, signals, say, foreground, command)

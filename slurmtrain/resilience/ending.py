@@ -1,0 +1,94 @@
+"""What the supervisor does when an attempt is over: its exit code, and whether it asks Slurm for a requeue. Pure.
+
+| outcome | where | requeue asked | code |
+|---|---|---|---|
+| finished, stopped | anywhere | no | 0 |
+| requeue | in the foreground, or without Slurm | no | 75 |
+| requeue | a segment of an array | no: the next segment goes on | 0 |
+| requeue | no newer checkpoint in the last `limit` attempts | no | 93 |
+| requeue | USR2 or the deadline, job RUNNING | once | 75 |
+| requeue | job no longer RUNNING, Reason=TimeLimit | once | 75 |
+| requeue | anything else (scancel, preemption: Slurm has decided) | no | 75 |
+| config | anywhere | no | 78 |
+| failed, launch | anywhere | no | 1 |
+| node_failure | Slurm has taken the job back, or is about to | no | 75 |
+| node_failure | Slurm left the job RUNNING past its own limit | once | 75 |
+| node_failure | in the foreground, or without Slurm | no | 1 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurmtrain.errors import EXIT_CONFIG, EXIT_FAULT, EXIT_NO_RESTART, EXIT_OK, EXIT_TEMPFAIL
+from slurmtrain.resilience.records import AttemptRecord, Outcome
+from slurmtrain.slurm.types import JobInfo
+
+NO_PROGRESS_LIMIT = 3
+"""Attempts in a row that end for a requeue without a newer durable checkpoint."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """All that the decision needs. `job`: Slurm's word after the attempt's end (None: no Slurm, or no answer)."""
+
+    outcome: Outcome
+    job: JobInfo | None
+    own_will: bool
+    """The stop was asked by USR2 (heard while the job ran) or by the deadline."""
+    foreground: bool = False
+    segment: bool = False
+    stuck: int = 0
+    """Attempts in a row without a newer checkpoint, this one included."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The code, whether `scontrol requeue` comes last, and the line that says why."""
+
+    code: int
+    requeue: bool = False
+    why: str = ""
+
+
+def decide_end(scene: Scene) -> End:
+    """The table above."""
+    kind = scene.outcome.kind
+    if kind in {"finished", "stopped"}:
+        return End(EXIT_OK, why=scene.outcome.cause)
+    if kind == "config":
+        return End(EXIT_CONFIG, why="wrong configuration: not started again")
+    if kind == "requeue":
+        return _after_stop(scene)
+    if kind == "node_failure" and scene.job is not None and not scene.foreground:
+        if scene.job.state == "RUNNING":
+            return End(EXIT_TEMPFAIL, requeue=True, why="Slurm keeps the job running without its node: asking for a requeue")
+        return End(EXIT_TEMPFAIL, why="Slurm requeues the job itself")
+    return End(EXIT_FAULT, why="a fault: not started again")
+
+
+def _after_stop(scene: Scene) -> End:
+    job = scene.job
+    if scene.foreground or job is None:
+        return End(EXIT_TEMPFAIL, why="stopped at a checkpoint: start it again to go on")
+    if scene.segment:
+        return End(EXIT_OK, why="stopped at a checkpoint: the next segment goes on")
+    running, timed_out = job.state == "RUNNING", job.reason == "TimeLimit"
+    if not (running and scene.own_will) and not (timed_out and not running):
+        return End(EXIT_TEMPFAIL, why=f"no requeue asked: Slurm has decided (state {job.state}, reason {job.reason or 'None'})")
+    if scene.stuck >= NO_PROGRESS_LIMIT:
+        return End(EXIT_NO_RESTART, why=f"not requeued: {scene.stuck} attempts in a row brought no newer checkpoint")
+    return End(EXIT_TEMPFAIL, requeue=True, why="requeue")
+
+
+def stuck_attempts(records: Sequence[AttemptRecord]) -> int:
+    """How many of the newest attempts, in a row, were stopped for a requeue without a checkpoint newer than all before them."""
+    durable = [(r.outcome.last_durable_step or 0) if r.outcome else 0 for r in records]
+    count = 0
+    for index in reversed(range(len(records))):
+        outcome = records[index].outcome
+        if outcome is None or outcome.kind != "requeue" or durable[index] > max(durable[:index], default=0):
+            break
+        count += 1
+    return count

@@ -1,0 +1,82 @@
+"""How an attempt ended: gathers the evidence, asks Slurm where only Slurm can tell, and lets `classify` decide."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from slurmtrain.errors import one_line
+from slurmtrain.resilience.classify import Evidence, Verdict, classify
+from slurmtrain.resilience.composition import Composition
+from slurmtrain.resilience.launcher_words import deaths_in, exit_code_in
+from slurmtrain.resilience.records import AttemptRecord
+from slurmtrain.resilience.tracker import Tracker
+from slurmtrain.resilience.verdict import slurms_word
+from slurmtrain.resilience.watch import Watched
+from slurmtrain.steps.launcher import Step
+from slurmtrain.store.listing import newest_durable_step
+
+_TAIL_BYTES = 8192
+_NOISE = re.compile(r"^=|^srun: |^slurmstepd|^\s*$")
+
+
+def judge_end(c: Composition, record: AttemptRecord, watched: Watched, tracker: Tracker, step: Step) -> Verdict:
+    """The verdict on an attempt whose launcher is gone."""
+    words = step.words()
+    spoke = tracker.spoke or bool(watched.records)
+    evidence = Evidence(
+        nodes=record.nodes,
+        tasks_per_node=record.tasks_per_node,
+        records=watched.records,
+        deaths=deaths_in(words, record.nodes, record.tasks_per_node),
+        spoke=spoke,
+        asked=watched.asked,
+        down=_down_now(c, record, spoke=spoke),
+        complete=durable_step(c) == c.setup.job.training.steps,
+        log=last_words(c.run.attempt(record.attempt).path, words),
+        ended_because=watched.ended_because,
+    )
+    verdict = classify(evidence)
+    if verdict.kind == "node_failure":
+        verdict = classify(replace(evidence, down=slurms_word(c, record, verdict)))
+    return replace(verdict, step=tracker.last_step if verdict.step is None else verdict.step)
+
+
+def _down_now(c: Composition, record: AttemptRecord, *, spoke: bool) -> frozenset[str] | None:
+    """Without Slurm no node is down; of a world that never spoke one look is enough; else Slurm is asked when it matters (None)."""
+    if not c.allocation.job_id:
+        return frozenset()
+    return None if spoke else c.allocation.down(record.nodes) or frozenset()
+
+
+def last_words(attempt: Path, words: str) -> str:
+    """The last line that a rank printed, else the launcher's last; with the exit code that mpiexec names."""
+    texts = [words, *(_tail(path) for path in sorted(attempt.glob("node-*.log")))]
+    code = next((n for n in map(exit_code_in, texts) if n is not None), None)
+    said = _last(texts, without_noise=True) or _last(texts, without_noise=False)
+    return one_line("; ".join(part for part in (said, "" if code is None else f"exit code {code}") if part))
+
+
+def _last(texts: Sequence[str], *, without_noise: bool) -> str:
+    lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
+    kept = [line for line in lines if not _NOISE.search(line)] if without_noise else lines
+    return kept[-1] if kept else ""
+
+
+def _tail(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def durable_step(c: Composition) -> int | None:
+    """The newest checkpoint's step; None where there is none, or none can be seen."""
+    try:
+        return newest_durable_step(c.run.checkpoints)
+    except OSError:
+        return None

@@ -1,0 +1,64 @@
+"""What a launcher says about tasks that ended, as deaths of world ranks: a hint for the cause, never for the outcome.
+
+srun numbers tasks over its own sorted node list, in blocks of `tasks_per_node`; the world has its own order of nodes. Lines after
+"Terminating StepId" or "Force Terminated" tell of tasks that srun ended itself: they are no causes.
+
+>>> sorted(deaths_in("srun: error: n1: task 3: Exited with exit code 7", ("n2", "n1"), 4).items())
+[(7, Death(code=7, how='exited with code 7'))]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from slurmtrain.resilience.classify import Death
+from slurmtrain.slurm.hostlist import expand
+
+_TASKS = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)\s*$")
+_ENDING = re.compile(r"srun: .*(Terminating StepId|Force Terminated)")
+_CODE = re.compile(r"Exited with exit code (\d+)")
+_HYDRA = re.compile(r"EXIT CODE: (\d+)")
+
+
+def deaths_in(words: str, nodes: Sequence[str], tasks_per_node: int) -> dict[int, Death]:
+    """Deaths by world rank, in the order in which they were told; `nodes` in the order of the world."""
+    found: dict[int, Death] = {}
+    for line in words.splitlines():
+        if _ENDING.search(line):
+            break
+        if form := _TASKS.search(line):
+            for rank in _ranks(form[1], form[2], nodes, tasks_per_node):
+                found.setdefault(rank, _death(form[3]))
+    return found
+
+
+def exit_code_in(words: str) -> int | None:
+    """The code that mpiexec (hydra) names for a task which it does not name; None where it says nothing."""
+    form = _HYDRA.search(words)
+    return int(form[1]) if form else None
+
+
+def _death(text: str) -> Death:
+    form = _CODE.search(text)
+    return Death(int(form[1]), f"exited with code {form[1]}") if form else Death(None, text)
+
+
+def _ranks(host_list: str, tasks: str, nodes: Sequence[str], tasks_per_node: int) -> Iterator[int]:
+    """World ranks of tasks that srun names: local rank from the task's number, node from the name (of several: by the number)."""
+    hosts = [host for host in expand(host_list) if host in nodes]
+    numbers = [n for part in tasks.split(",") for n in _range(part)]
+    for number in numbers:
+        place = number // tasks_per_node
+        host = hosts[0] if len(hosts) == 1 else _nth(hosts, place - min(numbers) // tasks_per_node)
+        if host is not None:
+            yield nodes.index(host) * tasks_per_node + number % tasks_per_node
+
+
+def _range(part: str) -> range:
+    first, _, last = part.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def _nth(hosts: Sequence[str], index: int) -> str | None:
+    return hosts[index] if 0 <= index < len(hosts) else None

@@ -1,0 +1,78 @@
+"""Which nodes of the allocation an attempt uses, and whether it is what was asked for. Pure, apart from reading exclude.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.config.plan import Plan
+from slurmtrain.config.site import SiteConfig
+from slurmtrain.errors import LaunchError
+from slurmtrain.fabric.topology import choose_nodes, order_nodes, segment_nodes
+from slurmtrain.slurm.types import JobInfo, NodePlace
+from slurmtrain.units import format_size
+
+MEMORY_TOLERANCE = 0.95
+"""A node's RealMemory is a little less than what it was bought with."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Nodes of the world, in its order; the allocation's others; those used although they are to be avoided."""
+
+    nodes: tuple[str, ...]
+    spares: tuple[str, ...]
+    avoided_in_vain: tuple[str, ...] = ()
+
+
+def choose(plan: Plan, nodes: Sequence[str], places: Sequence[NodePlace], excluded: Mapping[str, str]) -> Chosen:
+    """`plan.nodes` of the allocation's nodes, neighbours together; excluded ones only where there are not enough others.
+
+    Raises PlacementError with both numbers when the allocation is too small.
+    """
+    good = [n for n in nodes if n not in excluded]
+    bad = [n for n in nodes if n in excluded]
+    pool = good + bad[: max(0, plan.nodes - len(good))]
+    chosen = choose_nodes(pool, plan.nodes, places, segment=segment_nodes(plan))
+    spares = order_nodes([n for n in nodes if n not in chosen], places)
+    return Chosen(tuple(chosen), tuple(spares), tuple(n for n in chosen if n in excluded))
+
+
+def read_excluded(path: Path, now: float) -> dict[str, str]:
+    """Nodes to avoid now, and why; no file, or a damaged one, is none.
+
+    exclude.json: `{"v":1,"nodes":{"n3":{"until":<seconds since the epoch, or null>,"reason":".."}}}`.
+    """
+    try:
+        nodes: dict[str, dict[str, Any]] = json.loads(path.read_bytes())["nodes"]
+        return {n: str(why.get("reason", "")) for n, why in nodes.items() if why.get("until") is None or float(why["until"]) > now}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def check_grant(job: JobInfo | None, plan: Plan, site: SiteConfig, *, whole_nodes: bool) -> None:
+    """Compare CPUs and memory of the job, per node, with what was asked. Raises LaunchError with the numbers when there are fewer."""
+    if job is None:
+        return
+    cpus = site.node.cpus_per_gpu * plan.gpus_per_node
+    if job.cpus_per_node is not None and job.cpus_per_node < cpus:
+        raise LaunchError(
+            f"job {job.job_id} has {job.cpus_per_node} CPUs per node, the world needs {cpus} "
+            f"({plan.gpus_per_node} ranks x cpus_per_gpu = {site.node.cpus_per_gpu}): ask for --cpus-per-task={site.node.cpus_per_gpu}"
+        )
+    memory = expected_memory(site, whole_nodes=whole_nodes)
+    if memory and job.memory_per_node_bytes and job.memory_per_node_bytes < memory:
+        raise LaunchError(
+            f"job {job.job_id} has {format_size(job.memory_per_node_bytes)} of memory per node, the site's nodes have "
+            f"{format_size(site.node.memory_bytes or 0)}: ask for --mem=0"
+        )
+
+
+def expected_memory(site: SiteConfig, *, whole_nodes: bool) -> int:
+    """Bytes that each node must offer; 0: not known, or only a part of a node was asked for."""
+    return int(site.node.memory_bytes * MEMORY_TOLERANCE) if site.node.memory_bytes and whole_nodes else 0

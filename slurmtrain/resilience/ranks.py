@@ -1,0 +1,88 @@
+"""What is started: the ranks' step and the nodes' check as StepSpecs, and their environment. Pure."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slurmtrain.config.job import JobConfig
+from slurmtrain.config.plan import Plan
+from slurmtrain.config.site import SiteConfig
+from slurmtrain.rundir import RunDir
+from slurmtrain.steps.launcher import StepSpec
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The resolved files of a run."""
+
+    run: RunDir
+    job: JobConfig
+    site: SiteConfig
+    plan: Plan
+
+    @property
+    def python(self) -> str:
+        """Interpreter of the ranks: the job's, the site's, else the one that runs this."""
+        return self.job.python or self.site.python.interpreter or sys.executable
+
+    @property
+    def whole_nodes(self) -> bool:
+        return self.plan.gpus_per_node == self.site.node.gpus
+
+
+def rank_environment(setup: Setup, attempt: int, allocation: Mapping[str, str]) -> dict[str, str]:
+    """Variables that the ranks get on top of the allocation's: the site's, then the job's, verbatim, then what nobody has set."""
+    site, job = setup.site, setup.job
+    given = {**site.environment.set, **site.fabric.environment, **job.environment}
+    known = {**allocation, **given}
+    defaults = {"OMP_NUM_THREADS": "1"}
+    if site.python.mpi4py_libmpi:
+        defaults["MPI4PY_LIBMPI"] = site.python.mpi4py_libmpi
+    if site.fabric.rendezvous_interface:
+        defaults |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), site.fabric.rendezvous_interface)
+    own = {"SLURMTRAIN_ATTEMPT": str(attempt), "PYTHONPATH": _python_path(setup, known)}
+    return {**{k: v for k, v in defaults.items() if k not in known}, **given, **own}
+
+
+def _python_path(setup: Setup, known: Mapping[str, str]) -> str:
+    before = [p for p in known.get("PYTHONPATH", "").split(os.pathsep) if p]
+    code = [] if setup.job.run.live else [str(setup.run.code)]
+    return os.pathsep.join(dict.fromkeys([*code, *before]))
+
+
+def rank_spec(
+    setup: Setup, attempt: int, nodes: Sequence[str], job_id: str, allocation: Mapping[str, str], *, command: Sequence[str] | None = None
+) -> StepSpec:
+    """The step of the world; `command`: what each rank runs (default: the trainer)."""
+    site, slurm = setup.site, setup.site.slurm
+    binding = [f"--{kind}={value}" for kind, value in (("cpu-bind", slurm.cpu_bind), ("gpu-bind", slurm.gpu_bind)) if value]
+    return StepSpec(
+        command=tuple(command or (setup.python, "-u", "-m", "slurmtrain.train", str(setup.run.path))),
+        nodes=tuple(nodes),
+        tasks_per_node=setup.plan.gpus_per_node,
+        output=setup.run.attempt(attempt).path / "node-%n.log",
+        job_id=job_id,
+        cpus_per_task=site.node.cpus_per_gpu,
+        gpus_per_node=setup.plan.gpus_per_node if slurm.gpus_option else 0,
+        mpi=slurm.mpi,
+        environment=rank_environment(setup, attempt, allocation),
+        cwd=None if setup.job.run.live else setup.run.code,
+        options=tuple(binding),
+    )
+
+
+def check_spec(setup: Setup, attempt: int, nodes: Sequence[str], job_id: str, allocation: Mapping[str, str]) -> StepSpec:
+    """The step that checks the nodes: one task each, no MPI, no GPU."""
+    return StepSpec(
+        command=(setup.python, "-m", "slurmtrain.preflight.node", str(setup.run.path), str(attempt)),
+        nodes=tuple(nodes),
+        tasks_per_node=1,
+        output=setup.run.attempt(attempt).path / "check-%n.log",
+        job_id=job_id,
+        cpus_per_task=setup.site.node.cpus_per_gpu * setup.plan.gpus_per_node,
+        environment=rank_environment(setup, attempt, allocation),
+        cwd=None if setup.job.run.live else setup.run.code,
+    )

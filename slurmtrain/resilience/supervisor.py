@@ -1,0 +1,144 @@
+"""The supervisor: one process per allocation. Gates, ownership, one attempt, and the end: everything is written, then the requeue.
+
+The order of the end is fixed: outcome, FINISHED, history, owner, exit code, the line that tells, and `scontrol requeue` once and last,
+because it kills its caller.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from slurmtrain.atomic import to_json
+from slurmtrain.errors import EXIT_NO_RESTART, EXIT_OK, OwnershipError, SlurmError, SlurmUnavailableError
+from slurmtrain.resilience.attempt import Ended, make_attempt
+from slurmtrain.resilience.composition import Composition, compose
+from slurmtrain.resilience.ending import End, Scene, decide_end, stuck_attempts
+from slurmtrain.resilience.owner import claim, release
+from slurmtrain.resilience.records import Owner, close_attempt, read_attempts
+from slurmtrain.resilience.signals import INTERRUPT, NOTICE, TERM
+from slurmtrain.resilience.verdict import write_exit_code
+from slurmtrain.rundir import RunDir
+from slurmtrain.telemetry.history import add_act
+
+REQUEUE_RETRY_S = 5.0
+REQUEUE_LIMIT_S = 60.0
+_ACT = {"finished": "finish", "stopped": "stopped", "requeue": "stopped for requeue"}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a supervisor leaves to its caller: submitit's result, and the exit code."""
+
+    run: str
+    code: int
+    outcome: str
+    cause: str
+    attempt: int | None = None
+    job_id: str = ""
+    step: int | None = None
+    last_durable_step: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"v": 1, **self.__dict__}
+
+
+def supervise(run: RunDir, environ: Mapping[str, str], *, foreground: bool = False, command: tuple[str, ...] | None = None) -> Summary:
+    """Run one job's share of a run with the real doors.
+
+    `foreground`: under a person's eyes (`slurmtrain run`): Ctrl-C stops at a checkpoint, a second one at once; never a requeue.
+    Raises ConfigError and LaunchError for a run folder or a place in which nothing can be started.
+    """
+    c = compose(run, environ, foreground=foreground, command=command)
+    with ExitStack() as stack:
+        if foreground:
+            stack.enter_context(c.signals.listening((NOTICE, TERM, INTERRUPT)))
+            stack.enter_context(c.signals.listening_as(TERM, (signal.SIGHUP,)))
+        else:
+            # For good: whoever called (submitit) had handlers of its own, which must not hear a signal that comes late.
+            c.signals.listen((NOTICE, TERM))
+        return supervise_with(c)
+
+
+def supervise_with(c: Composition) -> Summary:
+    """The same with given doors."""
+    c.run.exit_code.unlink(missing_ok=True)
+    gated = _gate(c)
+    if gated is not None:
+        return gated
+    me = Owner(c.allocation.job_id, c.allocation.restart_count, 0, platform.node(), os.getpid(), c.clock.time())
+    try:
+        owner = claim(c.run, me, disk=c.disk, clock=c.clock, client=c.client, interrupted=lambda: c.signals.any)
+    except OwnershipError as error:
+        return _early(c, EXIT_NO_RESTART, "refused", str(error))
+    _act(c, "start", f"attempt {owner.attempt}")
+    return _finish(c, owner, make_attempt(c, owner))
+
+
+def _gate(c: Composition) -> Summary | None:
+    if c.run.finished.exists():
+        return _early(c, EXIT_OK, "finished", "the run is complete (FINISHED): nothing to do")
+    if c.run.stop.exists():
+        return _early(c, EXIT_OK, "stopped", "STOP stands in the run folder: nothing to do; `slurmtrain submit --resume` takes it away")
+    return None
+
+
+def _early(c: Composition, code: int, outcome: str, cause: str) -> Summary:
+    c.say(cause)
+    write_exit_code(c.run, c.disk, code)
+    return Summary(str(c.run.path), code, outcome, cause, job_id=c.allocation.job_id)
+
+
+def _finish(c: Composition, owner: Owner, ended: Ended) -> Summary:
+    outcome = ended.outcome
+    if ended.record is not None:
+        close_attempt(c.run, c.disk, ended.record, outcome)
+    if outcome.kind == "finished":
+        c.disk.write(c.run.finished, to_json({"v": 1, "step": outcome.step, "t": c.clock.time()}))
+    end = decide_end(_scene(c, ended))
+    c.say(f"attempt {owner.attempt} {outcome.kind}: {outcome.cause}")
+    c.say(f"last durable step: {outcome.last_durable_step if outcome.last_durable_step is not None else 'none'}; {end.why}")
+    _act(c, "requeue" if end.requeue else _ACT.get(outcome.kind, "fail"), f"attempt {owner.attempt}: {outcome.cause}")
+    release(c.run, owner, c.disk)
+    write_exit_code(c.run, c.disk, end.code)
+    code = _requeue(c, end) if end.requeue else end.code
+    return Summary(str(c.run.path), code, outcome.kind, outcome.cause, owner.attempt, owner.job_id, outcome.step, outcome.last_durable_step)
+
+
+def _scene(c: Composition, ended: Ended) -> Scene:
+    waits = ended.outcome.kind in {"requeue", "node_failure"}
+    return Scene(
+        ended.outcome,
+        job=c.allocation.look(fresh=True).job if waits and c.allocation.job_id else None,
+        own_will=ended.own_will,
+        foreground=c.foreground,
+        segment=c.setup.job.slurm.array is not None,
+        stuck=stuck_attempts(read_attempts(c.run)),
+    )
+
+
+def _requeue(c: Composition, end: End) -> int:
+    """Ask for the requeue: again while Slurm does not answer, never after it has."""
+    limit = c.clock.monotonic() + REQUEUE_LIMIT_S
+    while True:
+        try:
+            c.allocation.requeue()
+        except SlurmUnavailableError as error:
+            if c.clock.monotonic() >= limit:
+                c.say(f"no requeue: {error}")
+                return end.code
+            c.clock.sleep(REQUEUE_RETRY_S)
+        except SlurmError as error:
+            c.say(f"Slurm refuses the requeue: {error}; go on by `slurmtrain submit --resume`")
+            return end.code
+        else:
+            return end.code
+
+
+def _act(c: Composition, what: str, detail: str) -> None:
+    add_act(c.run, c.disk, c.clock.time(), what, job_id=c.allocation.job_id, detail=detail)

@@ -1,0 +1,50 @@
+"""What the events have told so far: how slow saves and steps are, how far this attempt is, and whether a rank has spoken at all."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from slurmtrain.telemetry.events import Event
+
+_RECENT_STEPS = 50
+
+
+class Tracker:
+    """Takes events of all attempts: a save of an earlier attempt is as slow as the next one will be."""
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt
+        self.slowest_save_s = 0.0
+        self.spoke = False
+        self.steps_done = 0
+        """Steps of this attempt."""
+        self.last_step: int | None = None
+        self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
+
+    @property
+    def step_s(self) -> float:
+        """The slowest of the recent steps, in seconds."""
+        return max(self._recent, default=0.0)
+
+    def take(self, events: Iterable[Event]) -> list[Event]:
+        """Learn from the events; those of this attempt, in order."""
+        mine: list[Event] = []
+        for event in events:
+            self._learn(event)
+            if event.attempt == self.attempt:
+                self.spoke = True
+                mine.append(event)
+        return mine
+
+    def _learn(self, event: Event) -> None:
+        seconds, step, step_s = (event.fields.get(key) for key in ("seconds", "step", "step_s"))
+        if event.kind == "save" and isinstance(seconds, (int, float)):
+            self.slowest_save_s = max(self.slowest_save_s, float(seconds))
+        if event.kind != "step":
+            return
+        if isinstance(step_s, (int, float)):
+            self._recent.append(float(step_s))
+        if event.attempt == self.attempt:
+            self.steps_done += 1
+            self.last_step = step if isinstance(step, int) else self.last_step

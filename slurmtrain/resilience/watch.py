@@ -1,0 +1,152 @@
+"""The loop beside the running ranks: looks twice a second, prints what they tell, and does what `decide` says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slurmtrain.atomic import Disk
+from slurmtrain.clock import Clock
+from slurmtrain.resilience.allocation import Allocation
+from slurmtrain.resilience.deadline import stop_at, too_short
+from slurmtrain.resilience.decide import Ask, EndStep, Judge, Limits, View, decide
+from slurmtrain.resilience.lines import event_line
+from slurmtrain.resilience.signals import INTERRUPT, NOTICE, TERM, Signals
+from slurmtrain.resilience.tracker import Tracker
+from slurmtrain.rundir import AttemptDir, RunDir
+from slurmtrain.steps.launcher import Step
+from slurmtrain.telemetry.events import Event
+from slurmtrain.telemetry.exitfile import ExitRecord, StopReason, read_exit_records
+from slurmtrain.telemetry.reader import FolderTail
+from slurmtrain.telemetry.stopfile import stop_bytes
+
+POLL_S = 0.5
+SETTLE_S = 5.0
+"""How long a record may take from a rank that is gone to the batch host's view of the shared folder."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """How the step came to its end. `own_will`: the stop was asked because of USR2 or the deadline; `ended_because`: why it was ended."""
+
+    records: dict[int, ExitRecord]
+    asked: StopReason | None
+    own_will: bool
+    ended_because: str
+
+
+class Watch:
+    """One attempt's loop."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        attempt: AttemptDir,
+        world: int,
+        limits: Limits,
+        *,
+        clock: Clock,
+        disk: Disk,
+        allocation: Allocation,
+        signals: Signals,
+        say: Callable[[str], None],
+        steps: int,
+        tokens_per_step: int,
+    ) -> None:
+        self._run, self._attempt, self._world, self._limits = run, attempt, world, limits
+        self._clock, self._disk, self._allocation, self._signals, self._say = clock, disk, allocation, signals, say
+        self._steps, self._tokens_per_step = steps, tokens_per_step
+        self.tracker = Tracker(attempt.number)
+        self._tail = FolderTail(run.events)
+        self._records: dict[int, ExitRecord] = {}
+        self._first: dict[str, float] = {}
+        self._asked: tuple[StopReason, float] | None = None
+        self._deadline = False
+        self._ended_because = ""
+
+    def learn(self) -> None:
+        """Take the events of earlier attempts before the ranks start, and say so when the job's time is too short."""
+        self.tracker.take(self._tail.poll())
+        grant = self._allocation.look()
+        if warning := too_short(self._clock.time(), grant.end_time, [self.tracker.slowest_save_s], self.tracker.step_s):
+            self._say(warning)
+
+    def until_over(self, step: Step) -> Watched:
+        """Look until the launcher is gone and every record that will come is there."""
+        started_at = self._clock.monotonic()
+        while True:
+            over = step.poll() is not None
+            self._look()
+            deed = decide(self._view(started_at, step_over=over), self._limits)
+            if isinstance(deed, Judge):
+                break
+            if isinstance(deed, Ask):
+                self._ask(deed)
+            elif isinstance(deed, EndStep):
+                self._end(step, deed)
+                break
+            self._clock.sleep(POLL_S)
+        self._settle()
+        own_will = self._deadline or self._signals.count(NOTICE) > 0
+        return Watched(self._records, self._asked[0] if self._asked else None, own_will, self._ended_because)
+
+    def _look(self) -> None:
+        for event in self.tracker.take(self._tail.poll()):
+            self._print(event)
+        if len(self._records) < self._world and any(self._attempt.exit_dir.glob("rank-*.json")):
+            self._records = read_exit_records(self._attempt.exit_dir)
+            if self._records:
+                self._first.setdefault("record", self._clock.monotonic())
+            if any(r.kind in {"error", "config"} for r in self._records.values()):
+                self._first.setdefault("fault", self._clock.monotonic())
+
+    def _print(self, event: Event) -> None:
+        if event.rank == 0 or event.kind == "error":
+            line = event_line(event, steps=self._steps, tokens_per_step=self._tokens_per_step)
+            if line:
+                self._say(line)
+
+    def _view(self, started_at: float, *, step_over: bool) -> View:
+        end_time = self._allocation.look().end_time
+        return View(
+            now=self._clock.monotonic(),
+            wall=self._clock.time(),
+            started_at=started_at,
+            step_over=step_over,
+            spoke=self.tracker.spoke or bool(self._records),
+            steps_done=self.tracker.steps_done,
+            fault_at=self._first.get("fault"),
+            record_at=self._first.get("record"),
+            asked=self._asked[0] if self._asked else None,
+            asked_at=self._asked[1] if self._asked else None,
+            notices=self._signals.count(NOTICE),
+            term_at=self._signals.since(TERM),
+            interrupts=self._signals.count(INTERRUPT),
+            stop_file=self._run.stop.exists(),
+            stop_at=stop_at(end_time, [self.tracker.slowest_save_s], self.tracker.step_s),
+            end_time=end_time,
+        )
+
+    def _ask(self, ask: Ask) -> None:
+        self._say(ask.why)
+        self._deadline = self._deadline or ask.deadline
+        self._asked = (ask.reason, self._asked[1] if self._asked else self._clock.monotonic())
+        try:
+            self._disk.write(self._attempt.stop, stop_bytes(ask.reason))
+        except OSError as error:
+            self._say(f"cannot write {self._attempt.stop}: {error.strerror}: the ranks are not told to stop")
+
+    def _end(self, step: Step, deed: EndStep) -> None:
+        self._say(f"ending the step: {deed.why}")
+        self._ended_because = deed.why
+        step.end(deed.grace_s)
+
+    def _settle(self) -> None:
+        """Records may reach this host later than the launcher's end: wait for those that are due, a little."""
+        limit = self._clock.monotonic() + SETTLE_S
+        while True:
+            self._look()
+            due = len(self._records) < self._world and not any(r.kind in {"error", "config"} for r in self._records.values())
+            if not due or not self.tracker.spoke or self._signals.count(TERM) or self._clock.monotonic() >= limit:
+                return
+            self._clock.sleep(POLL_S)
