@@ -13,6 +13,7 @@ REAL_MEMORY_MB = 16000
 FAST = {
     "SlurmdTimeout": "10",
     "KillWait": "5",
+    "MessageTimeout": "5",  # a dead node is noticed 15-19 s after its death, with the default 10 it takes 25-29 s (tried)
     "MinJobAge": "10",
     "MaxArraySize": "11",
     "SchedulerParameters": "batch_sched_delay=0,sched_interval=2,sched_min_interval=0",

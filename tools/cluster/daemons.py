@@ -127,6 +127,8 @@ class NodeState:
 
 def node_states(cluster: Cluster) -> dict[str, NodeState]:
     """Every node's state, empty when the controller does not answer."""
+    if not cluster.alive("slurmctld"):
+        return {}
     asked = cluster.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%N|%T|%E")
     rows = [line.split("|", 2) for line in asked.stdout.splitlines() if line.count("|") >= 2]
     return {name: NodeState(name, state, "" if reason == "none" else reason) for name, state, reason in rows}
