@@ -12,10 +12,11 @@ ENDED = frozenset(
 
 @dataclass(frozen=True)
 class JobInfo:
-    """One job, as `scontrol show job -o` or `squeue` tells it.
+    """One job, as `scontrol show job -o`, `squeue` or `sacct` tells it.
 
-    `nodes`: host names that the job has now, expanded; `end_time` and `start_time`: seconds since the epoch, None where unknown;
-    `array`: (array job id, task id) of an array member.
+    `job_id`: as people name it, `12`, or `12_3` for an array member (whose `array` is then ("12", "3")); `nodes`: host names that
+    the job has now, expanded; `end_time` and `start_time`: seconds since the epoch, None where unknown (of a running job
+    `end_time` is its limit); `exit_code`: once it has ended, -N when signal N ended it; `restarts`: squeue does not tell (0).
     """
 
     job_id: str
@@ -60,8 +61,17 @@ class NodeInfo:
 
 @dataclass(frozen=True)
 class NodePlace:
-    """Where a node hangs in the network: switches from the leaf up (topology/tree) or the block (topology/block)."""
+    """Where a node hangs in the network: its leaf switch (topology/tree) or its block (topology/block)."""
 
     node: str
     leaf: str = ""
     block: str = ""
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """One step that slurmctld still knows: `step` is the part behind the job id (`0`, `batch`), `name` what --job-name said."""
+
+    step: str
+    name: str
+    nodes: tuple[str, ...] = ()
