@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slurmtrain.config.keys import meant, near_misses, near_words, section_at
+from slurmtrain.config.keys import meant, near_misses, near_words, section_at, unknown
 from slurmtrain.config.values import RuleError
 from slurmtrain.errors import ConfigError, one_line
 
@@ -120,7 +120,7 @@ def _fault(model: type[BaseModel], error: Mapping[str, Any]) -> Fault:
     key, context = _dotted(loc), error.get("ctx", {})
     if kind == "extra_forbidden":
         near = near_misses(key, model)
-        return Fault(_UNKNOWN, key, f"unknown key {key!r}{meant(near)}", value, near)
+        return Fault(_UNKNOWN, key, unknown(key, model, near), value, near)
     if kind == "missing" and isinstance(loc[-1], int):
         return Fault(_VALUE, _dotted(loc[:-1]), f"must have {loc[-1] + 1} values or more", value)
     if kind == "missing":

@@ -105,6 +105,21 @@ def near_misses(key: str, model: type[BaseModel]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))[:3]
 
 
+def unknown(key: str, model: type[BaseModel], near: tuple[str, ...]) -> str:
+    """What to say of a key that is not there: the likely ones, else all that its table has.
+
+    >>> from slurmtrain.config.job import JobConfig
+    >>> unknown("run.stepz", JobConfig, ())
+    "unknown key 'run.stepz'; [run] has name, include, live"
+    """
+    if near:
+        return f"unknown key '{key}'{meant(near)}"
+    parent = key.rpartition(".")[0]
+    section = section_at(model, parent) if parent else model
+    names = ", ".join(name for name in section.model_fields if name != "v") if section else ""
+    return f"unknown key '{key}'" + (f"; {f'[{parent}]' if parent else 'the file'} has {names}" if names else "")
+
+
 def near_words(word: str, allowed: list[str]) -> tuple[str, ...]:
     """Words that a wrong one may mean, at most three."""
     return tuple(difflib.get_close_matches(word, allowed, n=3, cutoff=0.6))

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from slurmtrain.config.draft import OPTION, SET, Draft
 from slurmtrain.config.faults import config_error
-from slurmtrain.config.keys import holds, meant, near_misses
+from slurmtrain.config.keys import holds, near_misses, unknown
 from slurmtrain.errors import ConfigError
 
 APPENDED = frozenset({"slurm.extra", "run.include"})
@@ -46,7 +46,7 @@ def apply_options(draft: Draft, model: type[BaseModel], options: Mapping[str, An
 
 def _check_key(model: type[BaseModel], key: str, where: str) -> None:
     if holds(model, key) is None:
-        raise config_error(f"unknown key {key!r}{meant(near_misses(key, model))}", where=where, key=key, said=False)
+        raise config_error(unknown(key, model, near_misses(key, model)), where=where, key=key, said=False)
 
 
 def _literal(raw: str, annotation: Any) -> Any:

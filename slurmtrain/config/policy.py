@@ -55,7 +55,7 @@ def read_locks(path: Path) -> dict[str, Any]:
     tables = read_toml(path, "policy file")
     for key in tables:
         if key != "lock":
-            raise config_error(f"unknown key {key!r}; a policy has one table: [lock]", where=str(path), key=key, said=False)
+            raise config_error(f"unknown key '{key}'; a policy has one table: [lock]", where=str(path), key=key, said=False)
     if not isinstance(tables.get("lock", {}), dict):
         raise ConfigError("must be a table: [lock]", where=str(path), key="lock", value=tables["lock"])
     locks = dict(_flat(tables.get("lock", {})))
@@ -81,4 +81,4 @@ def _check(key: str, where: str) -> None:
         raise config_error(f"{key} is a table: lock single keys of it", where=where, key=key, said=False)
     if holds(model, inner) is None:
         near = tuple(f"{_SITE}{k}" if site else k for k in near_misses(inner, model))
-        raise config_error(f"unknown key {key!r}{meant(near)}", where=where, key=key, said=False)
+        raise config_error(f"unknown key '{key}'{meant(near)}", where=where, key=key, said=False)

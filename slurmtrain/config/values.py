@@ -94,8 +94,8 @@ def _ulimits(table: dict[str, str]) -> dict[str, str]:
     for flag, value in table.items():
         if flag not in _ULIMIT_FLAGS:
             raise RuleError('is not a flag of bash\'s ulimit: one letter, such as l = "unlimited" (locked memory)', item=flag)
-        if not re.fullmatch(r"unlimited|hard|soft|\d+", value):
-            raise RuleError("must be a number, unlimited, hard or soft", item=flag, value=value)
+        if not re.fullmatch(r"unlimited|\d+", value):
+            raise RuleError('must be a number or "unlimited"', item=flag, value=value)
     return table
 
 
