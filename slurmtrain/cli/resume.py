@@ -1,0 +1,49 @@
+"""May a run of this name be begun, or gone on with? The answers of the folder and of Slurm, and what to type instead."""
+
+from __future__ import annotations
+
+from slurmtrain.cli.runs import is_run, jobs_of
+from slurmtrain.config.job import JobConfig
+from slurmtrain.config.stored import read_job
+from slurmtrain.errors import RunExistsError, RunNotFoundError
+from slurmtrain.launch.prepare import changes
+from slurmtrain.rundir import RunDir
+from slurmtrain.slurm.client import SlurmClient
+
+LOOK_BACK = 4
+"""Newest jobs of a run that Slurm is asked about."""
+
+
+def check_name(run: RunDir, *, resume: bool) -> None:
+    """Refuse a name that is taken, or one to resume that is not there or is finished. Raises UserError."""
+    there = run.path.exists() or run.path.is_symlink()
+    if resume and not there:
+        raise RunNotFoundError(f"no run {run.name!r} in {run.path.parent}: leave --resume out to begin it")
+    if there and not is_run(run.path):
+        raise RunExistsError(f"{run.path} exists and is not a run: choose another name with -J NAME, or another --root")
+    if there and run.finished.exists():
+        raise RunExistsError(f"run {run.name!r} is finished, there is nothing to resume: give a new run a name of its own with -J NAME")
+    if there and not resume:
+        raise RunExistsError(
+            f"run {run.name!r} exists in {run.path.parent}: go on with it by --resume, or choose another name with -J NAME"
+        )
+
+
+def check_idle(run: RunDir, slurm: SlurmClient, *, own_job: str = "") -> None:
+    """Refuse a run that has a job which waits or runs; `own_job`: the allocation around this command. Raises RunExistsError, SlurmError."""
+    for job_id in jobs_of(run)[-LOOK_BACK:]:
+        info = slurm.job(job_id)
+        if info and not info.ended and job_id.partition("_")[0] != own_job:
+            raise RunExistsError(_busy(run, job_id, info.state))
+    for info in slurm.my_jobs(max_age_s=0)[1]:
+        if info.comment == str(run.path) and not info.ended and info.job_id.partition("_")[0] != own_job:
+            raise RunExistsError(_busy(run, info.job_id, info.state))
+
+
+def changed(run: RunDir, job: JobConfig) -> list[str]:
+    """What the job says otherwise than the run. Raises ConfigError for what a run cannot change."""
+    return changes(read_job(run.job_json), job)
+
+
+def _busy(run: RunDir, job_id: str, state: str) -> str:
+    return f"job {job_id} of run {run.name!r} is {state}: first slurmtrain stop {run.name} (or cancel), then resume"

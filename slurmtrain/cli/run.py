@@ -1,0 +1,89 @@
+"""`slurmtrain run`: the supervisor in the foreground, inside an allocation or on this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurmtrain.cli.doors import Doors, doors_of
+from slurmtrain.cli.options import JOB_OPTIONS, KEYS, with_options
+
+if TYPE_CHECKING:
+    from slurmtrain.cli.assemble import Draft, Wish
+
+
+@click.command(
+    context_settings={"max_content_width": 110},
+    epilog="Example: salloc -N 2 --exclusive slurmtrain run job.toml        or here: slurmtrain run job.toml --site local",
+)
+@click.argument("job_file", metavar="JOB.toml", type=click.Path(path_type=Path))
+@with_options(JOB_OPTIONS)
+@click.pass_context
+def command(ctx: click.Context, /, job_file: Path, **said: Any) -> None:
+    """Train here: inside an allocation (salloc, sbatch), or on this machine with --site local.
+
+    The same supervisor as in a batch job, in the foreground. Ctrl-C saves and stops, a second one stops at once.
+    Without -N it uses all nodes of the allocation.
+    """
+    from slurmtrain.cli.assemble import Wish, assemble, draft
+    from slurmtrain.cli.publish import publish
+    from slurmtrain.resilience.supervisor import supervise
+    from slurmtrain.telemetry.history import add_act
+
+    doors = doors_of(ctx)
+    values = {name: said.get(name) for name in KEYS}
+    wish = Wish(job_file, values, said["sets"], said["include"], said["live"], said["site"], said["root"], argv=tuple(sys.argv))
+    made = draft(_fitted(wish, doors.env), doors)
+    note = _check(made, doors, resume=said["resume"])
+    publish(made, assemble(wish, made, doors), doors, resume=said["resume"])
+    with suppress(OSError):
+        add_act(made.run, doors.disk, doors.clock.time(), "run", job_id=_job_id(doors.env), detail=note)
+    click.echo(f"run folder {made.run.path}", err=True)
+    ctx.exit(supervise(made.run, doors.env, foreground=True).code)
+
+
+def _fitted(wish: Wish, env: Mapping[str, str]) -> Wish:
+    """The wish, for all nodes of the allocation where neither the command line nor the job file says a number."""
+    from slurmtrain.cli.assemble import with_defaults
+    from slurmtrain.config.tomlfile import read_toml
+
+    nodes = _nodes(env)
+    slurm = read_toml(wish.job_file, "job file").get("slurm", {})
+    said = (isinstance(slurm, dict) and "nodes" in slurm) or any(text.partition("=")[0].strip() == "slurm.nodes" for text in wish.sets)
+    return wish if nodes is None or said else with_defaults(wish, nodes=str(nodes))
+
+
+def _check(made: Draft, doors: Doors, *, resume: bool) -> str:
+    """What only a run in the foreground needs to hold; what to remember of it. Raises SlurmtrainError."""
+    from slurmtrain.cli.resume import changed, check_idle, check_name
+    from slurmtrain.errors import ConfigError, UserError
+
+    by_srun = made.site.launcher == "srun"
+    if by_srun and not doors.env.get("SLURM_JOB_ID"):
+        problem = f"site {made.site.name} starts ranks by srun, and this is not inside an allocation"
+        raise UserError(f"{problem}: salloc -N {made.plan.nodes} first, or slurmtrain submit; on this machine alone: --site local")
+    nodes = _nodes(doors.env)
+    if by_srun and nodes is not None and made.plan.nodes > nodes:
+        raise ConfigError(f"the allocation has {nodes}: use -N {nodes}, or a larger allocation", key="slurm.nodes", value=made.plan.nodes)
+    check_name(made.run, resume=resume)
+    if not resume:
+        return ""
+    if by_srun:
+        check_idle(made.run, doors.slurm, own_job=_job_id(doors.env).partition("_")[0])
+    return "; ".join(["resume", *changed(made.run, made.job)])
+
+
+def _nodes(env: Mapping[str, str]) -> int | None:
+    """Number of nodes of the allocation around this process; None where there is none."""
+    count = env.get("SLURM_JOB_NUM_NODES", "") if env.get("SLURM_JOB_ID") else ""
+    return int(count) if count.isdigit() else None
+
+
+def _job_id(env: Mapping[str, str]) -> str:
+    array, task = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else env.get("SLURM_JOB_ID", "")

@@ -1,0 +1,128 @@
+"""`slurmtrain submit`: a run folder, then a batch job for it."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurmtrain.cli.doors import Doors, doors_of
+from slurmtrain.cli.options import JOB_OPTIONS, KEYS, SLURM_OPTIONS, with_options
+
+if TYPE_CHECKING:
+    from slurmtrain.cli.assemble import Draft, Wish
+    from slurmtrain.launch.job import RunJob
+    from slurmtrain.launch.prepare import RunContents
+
+
+@click.command(
+    context_settings={"max_content_width": 110},
+    epilog="Example: slurmtrain submit job.toml -N 4 -t 8h --set training.steps=1000 -- --mail-type=END",
+)
+@click.argument("job_file", metavar="JOB.toml", type=click.Path(path_type=Path))
+@click.argument("sbatch_options", metavar="[-- SBATCH OPTIONS]", nargs=-1, type=click.UNPROCESSED)
+@with_options(JOB_OPTIONS)
+@with_options(SLURM_OPTIONS)
+@click.option("--dry-run", is_flag=True, help="Print the batch script; write and submit nothing.")
+@click.option("--parsable", is_flag=True, help="Print the job id alone.")
+@click.option(
+    "--prepare", default=None, hidden=True, metavar="DIGEST", help="Make the run folder alone, if job and site are those of a dry run."
+)
+@click.pass_context
+def command(ctx: click.Context, /, job_file: Path, sbatch_options: tuple[str, ...], **said: Any) -> None:
+    """Submit a training job to Slurm.
+
+    Prints `Submitted batch job N`, as sbatch does. The run lives in a folder of its name under the root; everything
+    that the job needs is there before sbatch is called. Words after -- go to sbatch as they are.
+    """
+    from slurmtrain.cli.assemble import Wish, assemble, draft
+
+    values = {name: said[name] for name in KEYS}
+    argv = tuple(sys.argv)
+    wish = Wish(job_file, values, said["sets"], said["include"], said["live"], said["site"], said["root"], sbatch_options, argv)
+    doors = doors_of(ctx)
+    made = draft(wish, doors)
+    if said["prepare"] is not None:
+        _prepare(wish, made, said["prepare"], doors)
+        return
+    note = _check(made, doors, resume=said["resume"])
+    contents = assemble(wish, made, doors)
+    if said["dry_run"]:
+        click.echo(contents.script, nl=False)
+        click.echo(f"# would run: sbatch {' '.join(contents.request.sbatch_options)} SCRIPT", err=True)
+        return
+    jobs = _submit(made, contents, doors, resume=said["resume"], note=note)
+    _tell(made, jobs, parsable=said["parsable"])
+
+
+def _check(made: Draft, doors: Doors, *, resume: bool) -> str:
+    """What only a submission needs to hold; what to remember of it. Raises SlurmtrainError."""
+    from slurmtrain.cli.resume import changed, check_idle, check_name
+    from slurmtrain.errors import UserError
+    from slurmtrain.launch.directives import check_time_limit
+
+    if made.site.launcher == "mpiexec":
+        raise UserError(f"site {made.site.name} has no Slurm: slurmtrain run trains here; or choose a cluster with --site")
+    check_time_limit(made.job, made.site)
+    check_name(made.run, resume=resume)
+    if not resume:
+        return ""
+    check_idle(made.run, doors.slurm)
+    return "; ".join(["resume", *changed(made.run, made.job)])
+
+
+def _prepare(wish: Wish, made: Draft, expected: str, doors: Doors) -> None:
+    """Make the run folder for a script that somebody gave to sbatch by hand. Raises SlurmtrainError."""
+    from slurmtrain.cli.assemble import assemble
+    from slurmtrain.cli.publish import publish
+    from slurmtrain.cli.runs import is_run
+    from slurmtrain.errors import ConfigError
+    from slurmtrain.launch.request import digest
+
+    if is_run(made.run.path):
+        return
+    if digest(made.job, made.site, made.plan) != expected:
+        raise ConfigError(
+            "job or site are not as when this script was made: make it anew with slurmtrain submit --dry-run", where=str(wish.job_file)
+        )
+    publish(made, assemble(wish, made, doors), doors, resume=False)
+
+
+def _submit(made: Draft, contents: RunContents, doors: Doors, *, resume: bool, note: str) -> list[RunJob]:
+    from slurmtrain.cli.assemble import script_of
+    from slurmtrain.cli.publish import publish, take_back
+    from slurmtrain.errors import SubmitUnknownError
+    from slurmtrain.launch.executor import SlurmExecutor
+    from slurmtrain.resilience.payload import run as payload
+    from slurmtrain.telemetry.history import add_act
+
+    undo = publish(made, contents, doors, resume=resume)
+    executor = SlurmExecutor(contents.request, script_of(contents.request, doors), client=doors.slurm, disk=doors.disk)
+    try:
+        jobs = executor.submit_run(payload)
+    except SubmitUnknownError:
+        raise
+    except BaseException:
+        take_back(undo)
+        raise
+    with suppress(OSError):
+        add_act(made.run, doors.disk, doors.clock.time(), "submit", job_id=jobs[0].job_id.partition("_")[0], detail=note)
+    return jobs
+
+
+def _tell(made: Draft, jobs: list[RunJob], *, parsable: bool) -> None:
+    from slurmtrain.launch.root import MOUNTS, local_warning
+
+    job_id = jobs[0].job_id.partition("_")[0]
+    if parsable:
+        click.echo(job_id)
+        return
+    click.echo(f"Submitted batch job {job_id}")
+    click.echo(f"run folder {made.run.path}\nfollow it: slurmtrain logs {made.run.name} -f", err=True)
+    with suppress(OSError):
+        warning = local_warning(made.run.path, MOUNTS.read_text()) if made.site.fabric.kind != "loopback" else None
+        if warning:
+            click.echo(f"warning: {warning}", err=True)
