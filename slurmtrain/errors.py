@@ -14,6 +14,7 @@
       CheckpointError               a checkpoint cannot be written or read
         CorruptCheckpointError      bytes on disk are not the bytes that were written
       DataError                     a token file is missing, short or damaged
+      NonFiniteError                the loss or the gradient norm is not a finite number
 
 A programmer's mistake is an assert or a plain built-in exception, never one of these.
 """
@@ -103,6 +104,10 @@ class CorruptCheckpointError(CheckpointError):
 
 class DataError(SlurmtrainError):
     """A token file is missing, short or damaged."""
+
+
+class NonFiniteError(SlurmtrainError):
+    """The loss or the gradient norm is not a finite number; training ends before anything is updated."""
 
 
 def one_line(text: str, limit: int = 300) -> str:

@@ -1,0 +1,59 @@
+"""`python -m slurmtrain.train RUN`: one rank of the attempt SLURMTRAIN_ATTEMPT.
+
+torch is imported only once the world is known to be whole: what is wrong with the start shows in seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from slurmtrain.clock import SystemClock
+from slurmtrain.errors import SlurmtrainError
+from slurmtrain.rundir import RunDir
+from slurmtrain.runtime.bootstrap import start_world
+from slurmtrain.runtime.finish import guarded, leave
+from slurmtrain.runtime.identity import attempt_number
+from slurmtrain.runtime.world import Standing
+from slurmtrain.telemetry.sink import EventSink
+from slurmtrain.train.stopping import StopFlag, Watcher, install_handlers
+
+
+def main(argv: list[str]) -> int:
+    """Train; the code of the process. A fault does not return: it leaves through `os._exit(1)` with its record written."""
+    if len(argv) != 2:
+        sys.stderr.write("usage: python -m slurmtrain.train RUN\n")
+        return 2
+    run = RunDir(Path(argv[1]))
+    flag = StopFlag()
+    install_handlers(flag)
+    try:
+        attempt = attempt_number(os.environ)
+    except SlurmtrainError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return guarded(run, attempt, lambda standing: train(run, attempt, flag, standing))
+
+
+def train(run: RunDir, attempt: int, flag: StopFlag, standing: Standing) -> int:
+    """Join the world, train, leave."""
+    clock = SystemClock()
+    world = start_world(run, os.environ, standing)
+
+    from slurmtrain.train.loop import Loop  # noqa: PLC0415 torch only from here on
+    from slurmtrain.train.session import open_session  # noqa: PLC0415
+
+    watcher = Watcher(run, attempt, flag, clock) if world.rank == 0 else None
+    if watcher is not None:
+        watcher.start()
+    session = open_session(run, world, flag, clock)
+    sink = EventSink(run.event_file(world.node_index), clock, attempt, world.rank) if world.local_rank == 0 else None
+    ending = Loop(session, standing, sink, clock).run()
+    if watcher is not None:
+        watcher.end()
+    return leave(run.attempt(attempt), world, ending.kind, step=ending.step, reason=ending.reason)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
