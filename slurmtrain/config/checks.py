@@ -1,7 +1,7 @@
 """Do the parts of a job fit each other and the site? Pure functions; each message says which values would do.
 
 `resolve_dp` alone does the arithmetic of the world; `fabric.plan` calls it too. What the nodes' topology allows is placement's
-affair, and the vocabulary of the data is compared at start.
+affair, how short a limit may be is launch's, and the vocabulary of the data is compared at start.
 """
 
 from __future__ import annotations
@@ -13,10 +13,6 @@ from typing import Any, NoReturn
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.site import SiteConfig
 from slurmtrain.errors import ConfigError
-from slurmtrain.units import format_duration, parse_duration
-
-EARLY_S = 60
-"""Slurm sends the notice of --signal up to this much early (sbatch's manual)."""
 
 
 def check_job(job: JobConfig, site: SiteConfig, *, where: str = "") -> None:
@@ -112,11 +108,6 @@ def _check_site(job: JobConfig, site: SiteConfig) -> None:
     slurm, has = job.slurm, site.node.gpus
     if slurm.gpus_per_node is not None and slurm.gpus_per_node > has:
         _refuse(job, "slurm.gpus_per_node", slurm.gpus_per_node, f"a node of site {site.name} has {has}: use 1 to {has}")
-    limit = slurm.time or site.slurm.time
-    limit_s, notice_s = parse_duration(limit), site.slurm.stop_notice_s
-    if notice_s and 0 < limit_s <= notice_s + EARLY_S:
-        fault = f"the notice to save and stop comes {notice_s} s before the end and up to {EARLY_S} s early, before the start"
-        _refuse(job, "slurm.time", limit, f"{fault}: use more than {format_duration(notice_s + EARLY_S)}")
 
 
 def _check_batch(job: JobConfig, dp: int) -> None:

@@ -10,6 +10,9 @@ from pydantic import Field, model_validator
 from slurmtrain.config.base import FORMAT_VERSION, Frozen, NonNegative, Positive
 from slurmtrain.config.values import Duration, Environment, Line, RuleError, SbatchExtra, Ulimits, Version, Word
 
+EARLY_S = 60
+"""Slurm sends the notice of --signal up to this much early (sbatch's manual)."""
+
 
 class SiteSlurm(Frozen):
     """How this cluster's Slurm wants to be asked."""

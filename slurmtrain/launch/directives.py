@@ -11,11 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from slurmtrain.config.checks import EARLY_S
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.sbatch_options import extra_fault
-from slurmtrain.config.site import SiteConfig
+from slurmtrain.config.site import EARLY_S, SiteConfig
 from slurmtrain.errors import ConfigError
 from slurmtrain.rundir import RunDir
 from slurmtrain.units import format_duration, parse_duration

@@ -210,7 +210,6 @@ CROSS = [
     ),
     _job("dp", "pp = 2", "pp = 2\ndp = 4", "parallel.dp", "2 nodes x 4 GPUs = 8 ranks leaves, 8 / (tp x pp x cp = 4) = 2: write 2"),
     _job("more than a node has", "nodes = 2", "nodes = 2\ngpus_per_node = 8", "slurm.gpus_per_node", "has 4: use 1 to 4"),
-    _job("no time to save", "nodes = 2", "nodes = 2\ntime = 2", "slurm.time", "use more than 00:02:00"),
 ]
 
 SITE = [

@@ -67,20 +67,3 @@ def test_where_names_the_file_or_the_run():
         check_job(bad, site())
     with pytest.raises(ConfigError, match=r"^a/job\.toml: parallel\.tp = 3: does not divide heads = 32: use 1, 2, 4 or 8"):
         check_job(bad, site(), where="a/job.toml")
-
-
-@pytest.mark.parametrize(
-    ("time", "notice_s", "fits"), [("3", 60, True), ("2", 60, False), ("121s", 60, True), ("1", 0, True), ("0", 60, True)]
-)
-def test_a_limit_must_leave_time_before_the_notice(time, notice_s, fits):
-    one, place = job(slurm={"time": time}), SiteConfig(name="s", node={"gpus": 8}, slurm={"stop_notice_s": notice_s})
-    if fits:
-        check_job(one, place)
-    else:
-        with pytest.raises(ConfigError, match="use more than 00:02:00"):
-            check_job(one, place)
-
-
-def test_the_sites_limit_counts_where_the_job_says_none():
-    with pytest.raises(ConfigError, match=r"slurm\.time = '5'"):
-        check_job(job(), SiteConfig(name="s", node={"gpus": 8}, slurm={"time": "5"}))
