@@ -1,0 +1,145 @@
+"""Each row of the classification: what the ranks left, and what it is taken for. Expected values are written by hand from the formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from slurmtrain.resilience.classify import Death, Evidence, classify
+from slurmtrain.telemetry.exitfile import ExitRecord
+
+PEER = "peer lost: RuntimeError: Connection closed by peer [10.0.0.2]:4711"
+NODES = ("n1", "n2")
+ENDED = Death(None, "Terminated")
+
+
+def record(rank: int, kind: str, error: str = "", *, code: int = 1, step: int = 57) -> ExitRecord:
+    return ExitRecord(rank, kind, 0 if kind in {"finished", "stopped"} else code, step, error, f"n{rank // 2 + 1}")
+
+
+def evidence(*records: ExitRecord, **more: object) -> Evidence:
+    """Two nodes of two ranks, all of which have spoken."""
+    base = Evidence(NODES, 2, {r.rank: r for r in records}, spoke=True)
+    return replace(base, **more)
+
+
+def lost(*ranks: int) -> list[ExitRecord]:
+    return [record(rank, "error", PEER) for rank in ranks]
+
+
+def every(kind: str, error: str = "") -> list[ExitRecord]:
+    return [record(rank, kind, error) for rank in range(4)]
+
+
+@dataclass
+class Row:
+    name: str
+    given: Evidence
+    kind: str
+    rank: int | None = None
+    node: str = ""
+    says: str = ""
+    suspects: tuple[str, ...] = field(default=())
+
+
+ROWS = [
+    Row("all finished", evidence(*every("finished")), "finished", says="all steps done"),
+    Row("one finished, others late, last checkpoint there", evidence(record(0, "finished"), complete=True), "finished"),
+    Row(
+        "one finished, a node silent, no last checkpoint",
+        evidence(record(0, "finished"), record(1, "finished")),
+        "node_failure",
+        node="n2",
+        suspects=("n2",),
+    ),
+    Row("all stopped for a requeue", evidence(*every("stopped", "requeue"), asked="requeue"), "requeue", says="stopped at a checkpoint"),
+    Row("all stopped because a person asked", evidence(*every("stopped", "stop"), asked="stop"), "stopped"),
+    Row("a person asked after the notice had come", evidence(*every("stopped", "requeue"), asked="stop"), "stopped"),
+    Row("ranks heard TERM themselves", evidence(*every("stopped", "requeue")), "requeue"),
+    Row("some stopped, the rest killed after the save", evidence(record(0, "stopped", "requeue"), asked="requeue"), "requeue"),
+    Row(
+        "asked, nobody saved",
+        evidence(asked="requeue", ended_because="Slurm kills what is left"),
+        "requeue",
+        says="did not save: Slurm kills",
+    ),
+    Row("Ctrl-C twice", evidence(asked="interrupt", ended_because="a second Ctrl-C"), "failed", says="second Ctrl-C"),
+    Row(
+        "one rank's own error among lost peers (an exception)",
+        evidence(*lost(0, 1, 2), record(3, "error", "ValueError: bad token")),
+        "failed",
+        3,
+        "n2",
+        "rank 3 on n2: ValueError: bad token",
+    ),
+    Row("errors of all ranks alike", evidence(*every("error", "NonFiniteError: loss is nan")), "failed", 0, "n1", "(and 3 more ranks)"),
+    Row(
+        "config of a rank",
+        evidence(record(1, "config", "MPI sees 1 rank but Slurm started 4", code=78), *lost(2)),
+        "config",
+        1,
+        "n1",
+        "MPI sees 1 rank",
+    ),
+    Row(
+        "rank 3 exits 7 in a barrier (C32)",
+        evidence(*lost(0, 1, 2), deaths={3: Death(7, "exited with code 7"), 0: Death(1, "")}),
+        "failed",
+        3,
+        "n2",
+        "rank 3 code 7",
+    ),
+    Row(
+        "rank 3 exits 7, nobody else could say a word",
+        evidence(deaths={3: Death(7, ""), 0: ENDED, 1: ENDED, 2: ENDED}),
+        "failed",
+        3,
+        "n2",
+        "rank 3 code 7",
+    ),
+    Row(
+        "a segmentation fault",
+        evidence(*lost(0), deaths={2: Death(None, "Segmentation fault"), 3: ENDED, 1: ENDED}),
+        "failed",
+        2,
+        "n2",
+        "Segmentation fault",
+    ),
+    Row("a rank killed from outside", evidence(*lost(0, 1, 3), deaths={2: Death(None, "Killed")}), "failed", 2, "n2", "Killed"),
+    Row("a node gone: Slurm not asked yet", evidence(*lost(0, 1)), "node_failure", None, "n2", "n2", ("n2",)),
+    Row("a node gone: Slurm says so", evidence(*lost(0, 1), down=frozenset({"n2"})), "node_failure", None, "n2", "n2 is down"),
+    Row("all ranks of a healthy node killed", evidence(*lost(0, 1), down=frozenset()), "failed", 2, "n2", "without a record"),
+    Row("all nodes silent, Slurm not asked yet", evidence(), "node_failure", None, "n1", suspects=NODES),
+    Row(
+        "nobody ever spoke",
+        evidence(spoke=False, down=frozenset(), log="/opt/python: No such file or directory"),
+        "launch",
+        says="No such file or directory",
+    ),
+    Row("nobody spoke, a node is down", evidence(spoke=False, down=frozenset({"n2"})), "node_failure", None, "n2"),
+    Row(
+        "nobody spoke in time",
+        evidence(spoke=False, down=frozenset(), ended_because="no rank spoke within start_timeout_s = 600"),
+        "launch",
+        says="start_timeout_s",
+    ),
+    Row("only lost peers", evidence(*every("error", PEER)), "failed", 0, "n1", "peer lost"),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_rows(row: Row):
+    verdict = classify(row.given)
+    assert (verdict.kind, verdict.rank, verdict.node, verdict.suspects) == (row.kind, row.rank, row.node, row.suspects)
+    assert row.says in verdict.cause
+    assert "\n" not in verdict.cause
+
+
+def test_the_step_is_the_furthest_of_the_records():
+    assert classify(evidence(record(0, "stopped", step=41), record(1, "stopped", step=42), asked="requeue")).step == 42
+
+
+def test_a_stop_does_not_hide_a_fault_that_came_with_a_code():
+    given = evidence(*lost(0), asked="requeue", deaths={3: Death(7, "")})
+    assert classify(given).kind == "failed"

@@ -1,0 +1,71 @@
+"""Exit code and requeue of every end: the table of the module, row by row."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmtrain.resilience.ending import Scene, decide_end, stuck_attempts
+from slurmtrain.resilience.records import AttemptRecord, Outcome
+from slurmtrain.slurm.types import JobInfo
+
+
+def job(state: str = "RUNNING", reason: str = "None") -> JobInfo:
+    return JobInfo("12", "llama", state, reason)
+
+
+def scene(kind: str, found: JobInfo | None = None, **more: object) -> Scene:
+    return Scene(Outcome(kind, "because"), found, **{"own_will": True, **more})
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "code", "requeue"),
+    [
+        ("finished", scene("finished"), 0, False),
+        ("a person stopped it", scene("stopped", job()), 0, False),
+        ("USR2 or deadline, running", scene("requeue", job()), 75, True),
+        ("TERM at the time limit (C22)", scene("requeue", job("COMPLETING", "TimeLimit"), own_will=False), 75, True),
+        ("USR2, then TERM at the time limit", scene("requeue", job("COMPLETING", "TimeLimit")), 75, True),
+        ("scancel", scene("requeue", job("COMPLETING"), own_will=False), 75, False),
+        ("USR2, then scancel", scene("requeue", job("COMPLETING")), 75, False),
+        ("TERM alone while it runs: Slurm will say more", scene("requeue", job("RUNNING"), own_will=False), 75, False),
+        ("already requeued", scene("requeue", job("PENDING", "BeginTime")), 75, False),
+        ("a segment", scene("requeue", job(), segment=True), 0, False),
+        ("in the foreground", scene("requeue", job(), foreground=True), 75, False),
+        ("without Slurm", scene("requeue", None), 75, False),
+        ("stuck", scene("requeue", job(), stuck=3), 93, False),
+        ("not yet stuck", scene("requeue", job(), stuck=2), 75, True),
+        ("config", scene("config", job()), 78, False),
+        ("fault", scene("failed", job()), 1, False),
+        ("launch", scene("launch", job()), 1, False),
+        ("node gone, Slurm takes the job", scene("node_failure", job("COMPLETING")), 75, False),
+        ("node gone, Slurm has requeued", scene("node_failure", job("PENDING", "BeginTime")), 75, False),
+        ("node gone, job left running", scene("node_failure", job()), 75, True),
+        ("node gone in salloc", scene("node_failure", job(), foreground=True), 1, False),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_rows(name, given, code, requeue):
+    end = decide_end(given)
+    assert (end.code, end.requeue) == (code, requeue)
+    assert end.why
+
+
+def attempt(number: int, kind: str | None, durable: int | None) -> AttemptRecord:
+    outcome = None if kind is None else Outcome(kind, "", last_durable_step=durable)
+    return AttemptRecord(number, "12", number - 1, 0.0, ("n1",), (), 1, 1, outcome=outcome)
+
+
+@pytest.mark.parametrize(
+    ("ends", "stuck"),
+    [
+        ([], 0),
+        ([("requeue", None)], 1),
+        ([("requeue", None), ("requeue", None), ("requeue", None)], 3),
+        ([("requeue", 10), ("requeue", 10), ("requeue", 10)], 2),
+        ([("requeue", 10), ("requeue", 20)], 0),
+        ([("requeue", 10), (None, None), ("requeue", 10)], 1),
+        ([("requeue", 10), ("failed", 10), ("requeue", 10)], 1),
+    ],
+)
+def test_attempts_without_a_newer_checkpoint_are_counted(ends, stuck):
+    assert stuck_attempts([attempt(i + 1, *end) for i, end in enumerate(ends)]) == stuck
