@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from slurmtrain.atomic import Disk, SystemDisk
-from slurmtrain.clock import Clock, SystemClock
+from slurmtrain.clock import Clock
 from slurmtrain.config.stored import read_job, read_plan, read_site
 from slurmtrain.errors import LaunchError
 from slurmtrain.resilience.allocation import Allocation, LocalAllocation, SlurmAllocation
@@ -49,11 +49,17 @@ def read_setup(run: RunDir) -> Setup:
 
 
 def compose(
-    run: RunDir, environ: Mapping[str, str], *, foreground: bool = False, command: tuple[str, ...] | None = None, disk: Disk | None = None
+    run: RunDir,
+    environ: Mapping[str, str],
+    *,
+    clock: Clock,
+    signals: Signals,
+    foreground: bool = False,
+    command: tuple[str, ...] | None = None,
 ) -> Composition:
     """The real doors. Raises ConfigError for damaged files of the run, LaunchError where srun is needed and this is no job."""
     setup = read_setup(run)
-    shell, clock = SystemShell(), SystemClock()
+    shell, disk = SystemShell(), SystemDisk()
     in_job = bool(environ.get("SLURM_JOB_ID"))
     client: SlurmClient | None = CliSlurm(shell, clock, environ) if in_job else None
     if setup.site.launcher == "mpiexec":
@@ -66,6 +72,5 @@ def compose(
             f"site {setup.site.name} starts ranks by srun, and this is no Slurm job: use `slurmtrain submit`, or salloc first"
         )
     tee = run.slurm_out(allocation.job_id or "local") if foreground else None
-    say = Speaker(clock, disk or SystemDisk(), tee)
-    signals = Signals(clock.monotonic)
-    return Composition(setup, environ, clock, disk or SystemDisk(), client, allocation, launcher, signals, say, foreground, command)
+    say = Speaker(clock, disk, tee)
+    return Composition(setup, environ, clock, disk, client, allocation, launcher, signals, say, foreground, command)

@@ -49,8 +49,7 @@ def rank_environment(setup: Setup, attempt: int, allocation: Mapping[str, str]) 
 
 def _python_path(setup: Setup, known: Mapping[str, str]) -> str:
     before = [p for p in known.get("PYTHONPATH", "").split(os.pathsep) if p]
-    code = [] if setup.job.run.live else [str(setup.run.code)]
-    return os.pathsep.join(dict.fromkeys([*code, *before]))
+    return os.pathsep.join(dict.fromkeys([str(setup.run.code), *before]))
 
 
 def rank_spec(
@@ -69,7 +68,7 @@ def rank_spec(
         gpus_per_node=setup.plan.gpus_per_node if slurm.gpus_option else 0,
         mpi=slurm.mpi,
         environment=rank_environment(setup, attempt, allocation),
-        cwd=None if setup.job.run.live else setup.run.code,
+        cwd=setup.run.code,
         options=tuple(binding),
     )
 
@@ -84,5 +83,5 @@ def check_spec(setup: Setup, attempt: int, nodes: Sequence[str], job_id: str, al
         job_id=job_id,
         cpus_per_task=setup.site.node.cpus_per_gpu * setup.plan.gpus_per_node,
         environment=rank_environment(setup, attempt, allocation),
-        cwd=None if setup.job.run.live else setup.run.code,
+        cwd=setup.run.code,
     )

@@ -9,19 +9,20 @@ from __future__ import annotations
 import os
 import platform
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.atomic import to_json
+from slurmtrain.clock import SystemClock
 from slurmtrain.errors import EXIT_NO_RESTART, EXIT_OK, OwnershipError, SlurmError, SlurmUnavailableError
 from slurmtrain.resilience.attempt import Ended, make_attempt
 from slurmtrain.resilience.composition import Composition, compose
 from slurmtrain.resilience.ending import End, Scene, decide_end, stuck_attempts
 from slurmtrain.resilience.owner import claim, release
-from slurmtrain.resilience.records import Owner, close_attempt, read_attempts
-from slurmtrain.resilience.signals import INTERRUPT, NOTICE, TERM
+from slurmtrain.resilience.records import Owner, close_attempt, read_attempts, read_owner
+from slurmtrain.resilience.signals import INTERRUPT, NOTICE, TERM, Signals
 from slurmtrain.resilience.verdict import write_exit_code
 from slurmtrain.rundir import RunDir
 from slurmtrain.telemetry.history import add_act
@@ -54,15 +55,16 @@ def supervise(run: RunDir, environ: Mapping[str, str], *, foreground: bool = Fal
     `foreground`: under a person's eyes (`slurmtrain run`): Ctrl-C stops at a checkpoint, a second one at once; never a requeue.
     Raises ConfigError and LaunchError for a run folder or a place in which nothing can be started.
     """
-    c = compose(run, environ, foreground=foreground, command=command)
+    clock = SystemClock()
+    signals = Signals(clock.monotonic)
     with ExitStack() as stack:
         if foreground:
-            stack.enter_context(c.signals.listening((NOTICE, TERM, INTERRUPT)))
-            stack.enter_context(c.signals.listening_as(TERM, (signal.SIGHUP,)))
+            stack.enter_context(signals.listening((NOTICE, TERM, INTERRUPT)))
+            stack.enter_context(signals.listening_as(TERM, (signal.SIGHUP,)))
         else:
             # For good: whoever called (submitit) had handlers of its own, which must not hear a signal that comes late.
-            c.signals.listen((NOTICE, TERM))
-        return supervise_with(c)
+            signals.listen((NOTICE, TERM))
+        return supervise_with(compose(run, environ, clock=clock, signals=signals, foreground=foreground, command=command))
 
 
 def supervise_with(c: Composition) -> Summary:
@@ -90,24 +92,40 @@ def _gate(c: Composition) -> Summary | None:
 
 def _early(c: Composition, code: int, outcome: str, cause: str) -> Summary:
     c.say(cause)
-    write_exit_code(c.run, c.disk, code)
+    _try(c, "submit/exit_code", lambda: write_exit_code(c.run, c.disk, code))
     return Summary(str(c.run.path), code, outcome, cause, job_id=c.allocation.job_id)
 
 
 def _finish(c: Composition, owner: Owner, ended: Ended) -> Summary:
-    outcome = ended.outcome
-    if ended.record is not None:
-        close_attempt(c.run, c.disk, ended.record, outcome)
+    outcome, record = ended.outcome, ended.record
+    if record is not None:
+        _try(c, "attempt.json", lambda: close_attempt(c.run, c.disk, record, outcome))
+    end = decide_end(_scene(c, ended)) if _still_mine(c, owner) else End(EXIT_NO_RESTART, why="another attempt owns this run now")
     if outcome.kind == "finished":
-        c.disk.write(c.run.finished, to_json({"v": 1, "step": outcome.step, "t": c.clock.time()}))
-    end = decide_end(_scene(c, ended))
+        _try(c, "FINISHED", lambda: c.disk.write(c.run.finished, to_json({"v": 1, "step": outcome.step, "t": c.clock.time()})))
     c.say(f"attempt {owner.attempt} {outcome.kind}: {outcome.cause}")
     c.say(f"last durable step: {outcome.last_durable_step if outcome.last_durable_step is not None else 'none'}; {end.why}")
     _act(c, "requeue" if end.requeue else _ACT.get(outcome.kind, "fail"), f"attempt {owner.attempt}: {outcome.cause}")
-    release(c.run, owner, c.disk)
-    write_exit_code(c.run, c.disk, end.code)
-    code = _requeue(c, end) if end.requeue else end.code
-    return Summary(str(c.run.path), code, outcome.kind, outcome.cause, owner.attempt, owner.job_id, outcome.step, outcome.last_durable_step)
+    _try(c, "owner.json", lambda: release(c.run, owner, c.disk))
+    _try(c, "submit/exit_code", lambda: write_exit_code(c.run, c.disk, end.code))
+    if end.requeue:
+        _requeue(c)
+    return Summary(
+        str(c.run.path), end.code, outcome.kind, outcome.cause, owner.attempt, owner.job_id, outcome.step, outcome.last_durable_step
+    )
+
+
+def _still_mine(c: Composition, owner: Owner) -> bool:
+    now = read_owner(c.run.owner_json)
+    return now is None or now.attempt == owner.attempt
+
+
+def _try(c: Composition, what: str, write: Callable[[], object]) -> None:
+    """A full or read-only disk must not keep the rest of the end from happening."""
+    try:
+        write()
+    except OSError as error:
+        c.say(f"cannot write {what}: {error.strerror}")
 
 
 def _scene(c: Composition, ended: Ended) -> Scene:
@@ -122,23 +140,19 @@ def _scene(c: Composition, ended: Ended) -> Scene:
     )
 
 
-def _requeue(c: Composition, end: End) -> int:
+def _requeue(c: Composition) -> None:
     """Ask for the requeue: again while Slurm does not answer, never after it has."""
     limit = c.clock.monotonic() + REQUEUE_LIMIT_S
     while True:
         try:
-            c.allocation.requeue()
+            return c.allocation.requeue()
         except SlurmUnavailableError as error:
             if c.clock.monotonic() >= limit:
-                c.say(f"no requeue: {error}")
-                return end.code
+                return c.say(f"no requeue: {error}; go on by `slurmtrain submit --resume`")
             c.clock.sleep(REQUEUE_RETRY_S)
         except SlurmError as error:
-            c.say(f"Slurm refuses the requeue: {error}; go on by `slurmtrain submit --resume`")
-            return end.code
-        else:
-            return end.code
+            return c.say(f"Slurm refuses the requeue: {error}; go on by `slurmtrain submit --resume`")
 
 
 def _act(c: Composition, what: str, detail: str) -> None:
-    add_act(c.run, c.disk, c.clock.time(), what, job_id=c.allocation.job_id, detail=detail)
+    _try(c, "history.jsonl", lambda: add_act(c.run, c.disk, c.clock.time(), what, job_id=c.allocation.job_id, detail=detail))

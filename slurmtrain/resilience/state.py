@@ -1,0 +1,157 @@
+"""What state a run is in: a pure function of its folder's files and of Slurm's word, either of which may be missing.
+
+| what is known | state |
+|---|---|
+| FINISHED is there | FINISHED |
+| the job waits, and has made no attempt yet | PENDING |
+| the job waits, and has made one | REQUEUED |
+| the job runs, and its newest attempt has not ended (or ended before this start) | RUNNING |
+| the job runs, and its attempt was stopped for a requeue | REQUEUED |
+| no job; STOP is there, or the newest attempt ended because a person asked, or for a requeue that did not come | STOPPED |
+| no job; a person cancelled it, or Slurm says so | CANCELLED |
+| no job; the newest attempt ended otherwise, or without a word | FAILED |
+| Slurm does not answer | as the files tell, and the reason says so |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slurmtrain.resilience.records import AttemptRecord, Outcome
+from slurmtrain.slurm.types import JobInfo
+
+StateName = Literal["PENDING", "RUNNING", "REQUEUED", "STOPPED", "FINISHED", "FAILED", "CANCELLED"]
+OVER: frozenset[StateName] = frozenset({"STOPPED", "FINISHED", "FAILED", "CANCELLED"})
+"""States that change only when a person does something."""
+Answer = Literal["yes", "silent", "none"]
+"""Slurm answered, did not, or there is none for this run."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """`attempt`: the newest with a record; `job`: Slurm's word on the run's newest job (None: it knows it no more).
+
+    `cancelled`: a person cancelled since the last submission; `foreground`: it was last started by `slurmtrain run`; `process`: whether
+    the supervisor's process lives (None: it cannot be seen from here).
+    """
+
+    finished: bool = False
+    stop: bool = False
+    attempt: AttemptRecord | None = None
+    job_id: str = ""
+    job: JobInfo | None = None
+    answer: Answer = "yes"
+    cancelled: bool = False
+    foreground: bool = False
+    process: bool | None = None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self.attempt.outcome if self.attempt else None
+
+    @property
+    def attempt_is_of_job(self) -> bool:
+        """Whether the newest attempt was made by this job, or by another member of its array."""
+        return self.attempt is not None and _array(self.attempt.job_id) == _array(self.job_id)
+
+
+@dataclass(frozen=True)
+class RunState:
+    """One word, and one line of why."""
+
+    state: StateName
+    reason: str
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+
+def run_state(facts: Facts) -> RunState:
+    """The table above."""
+    if facts.finished:
+        return RunState("FINISHED", "all steps done")
+    if facts.job is not None and not facts.job.ended:
+        return _alive(facts, facts.job)
+    if facts.answer == "silent" and facts.job_id:
+        return _unseen(facts)
+    if not facts.job_id and facts.attempt is not None and facts.outcome is None:
+        return _local(facts)
+    return _ended(facts)
+
+
+def _array(job_id: str) -> str:
+    return job_id.partition("_")[0]
+
+
+def _alive(facts: Facts, job: JobInfo) -> RunState:
+    outcome = facts.outcome if facts.attempt_is_of_job else None
+    if job.state == "PENDING":
+        return RunState("REQUEUED" if facts.attempt_is_of_job else "PENDING", _waits_for(job.reason))
+    if outcome is None or (job.start_time is not None and outcome.t_end < job.start_time):
+        return RunState("RUNNING", _running(facts, job))
+    if outcome.kind in {"requeue", "node_failure"} and not facts.foreground:
+        return RunState("REQUEUED", outcome.cause)
+    return _by_outcome(outcome)
+
+
+def _waits_for(reason: str) -> str:
+    return f"waits ({reason})" if reason and reason != "None" else "waits"
+
+
+def _running(facts: Facts, job: JobInfo) -> str:
+    if facts.stop:
+        return "saving and finishing (STOP)"
+    if job.state != "RUNNING":
+        return job.state.lower()
+    return "" if facts.attempt_is_of_job else "starting"
+
+
+def _unseen(facts: Facts) -> RunState:
+    if facts.outcome is not None and facts.outcome.kind not in {"requeue", "node_failure"}:
+        return _by_outcome(facts.outcome)
+    said = "Slurm does not answer; this is what the run folder tells"
+    if facts.outcome is not None:
+        return RunState("REQUEUED", said)
+    return RunState("RUNNING" if facts.attempt_is_of_job else "PENDING", said)
+
+
+def _local(facts: Facts) -> RunState:
+    if facts.process is False:
+        return RunState("FAILED", "the supervisor ended without a word")
+    if facts.stop:
+        return RunState("RUNNING", "saving and finishing (STOP)")
+    return RunState("RUNNING", "" if facts.process else "on another host, as the run folder tells")
+
+
+def _ended(facts: Facts) -> RunState:
+    job, outcome = facts.job, facts.outcome
+    by_slurm = job is not None and job.state == "CANCELLED"
+    if outcome is not None and outcome.kind not in {"requeue", "node_failure"}:
+        return _by_outcome(outcome)
+    if facts.stop and not facts.cancelled:
+        return RunState("STOPPED", outcome.cause if outcome else "a person stopped it before it started")
+    if facts.cancelled or by_slurm:
+        return RunState("CANCELLED", "a person cancelled it" if facts.cancelled else "Slurm: CANCELLED")
+    if outcome is not None:
+        return _not_requeued(outcome, job)
+    if facts.attempt is None and not facts.job_id:
+        return RunState("PENDING", "no job was submitted")
+    word = f"Slurm: {job.state}" if job is not None else f"job {facts.job_id} has ended"
+    return RunState("FAILED", f"{word}, and its {'attempt' if facts.attempt else 'start'} left no word")
+
+
+def _not_requeued(outcome: Outcome, job: JobInfo | None) -> RunState:
+    if outcome.kind == "node_failure":
+        return RunState("FAILED", outcome.cause)
+    if job is None and outcome.signal == "TERM":
+        return RunState("CANCELLED", "ended by Slurm's TERM and not requeued: scancel, or preemption")
+    ending = f"; Slurm: {job.state}" if job is not None and job.state != "COMPLETED" else ""
+    return RunState("STOPPED", f"{outcome.cause}{ending}")
+
+
+def _by_outcome(outcome: Outcome) -> RunState:
+    if outcome.kind == "finished":
+        return RunState("FINISHED", outcome.cause)
+    return RunState("STOPPED" if outcome.kind in {"stopped", "requeue"} else "FAILED", outcome.cause)
