@@ -1,0 +1,52 @@
+"""The fake of checkpoint.group.Group: ranks are threads of one process; values are pickled on their way, as between processes."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+
+class _World:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.meet = threading.Barrier(size, timeout=60)
+        self.slots: list[bytes] = [b""] * size
+
+
+class ThreadGroup:
+    def __init__(self, world: _World, rank: int) -> None:
+        self._world, self.rank, self.size = world, rank, world.size
+
+    def _exchange(self, value: Any) -> list[Any]:
+        self._world.slots[self.rank] = pickle.dumps(value)
+        self._world.meet.wait()
+        values = [pickle.loads(slot) for slot in self._world.slots]
+        self._world.meet.wait()
+        return values
+
+    def gather(self, value: Any) -> list[Any] | None:
+        values = self._exchange(value)
+        return values if self.rank == 0 else None
+
+    def broadcast(self, value: Any) -> Any:
+        return self._exchange(value)[0]
+
+    def barrier(self) -> None:
+        self._world.meet.wait()
+
+
+def run_ranks(size: int, body: Callable[[ThreadGroup], Any]) -> list[Any]:
+    """What body(group) gives back on each rank; an exception counts as a value."""
+
+    def guarded(rank: int) -> Any:
+        try:
+            return body(ThreadGroup(world, rank))
+        except Exception as error:  # noqa: BLE001 a test looks at it
+            return error
+
+    world = _World(size)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(guarded, range(size)))
