@@ -53,8 +53,16 @@ def running_daemons() -> Iterator[tuple[str, str]]:
             name = (folder / "comm").read_text().strip()
         except OSError:
             continue
-        if name in DAEMONS and not any("devcluster" in word for word in words):
+        if name in DAEMONS and not any("devcluster" in word for word in words) and not _marked(folder):
             yield name, " ".join(filter(None, words))
+
+
+def _marked(process: Path) -> bool:
+    """Whether tools/devcluster started the process, in whatever folder its cluster lies."""
+    try:
+        return b"SLURMTRAIN_DEVCLUSTER_OWNER=" in (process / "environ").read_bytes()
+    except OSError:
+        return False
 
 
 def find_slurm(
