@@ -1,8 +1,9 @@
 """A program for test_kill: saves checkpoints until it is killed. It never imports torch.
 
-It reads one line of JSON a trial from stdin and forks a child for it (so that h5py is imported once): {"run", "attempt", "steps",
-"die_at"}. The child finds the newest checkpoint, checks its content, and saves every 10 steps from there; `die_at` n: it kills itself
-at its n-th file operation (open, mkdir, rename, unlink, rmdir) below the run folder. stdout: `pid N`, `from S`, `begin S`, `done S`, `ended CODE`.
+It reads one line of JSON a trial from stdin, {"run", "attempt", "steps", "die_at"}, and forks a child for it (so that h5py is imported
+once). The child finds the newest checkpoint, checks its content, and saves every 10 steps from there; `die_at` n: it kills itself at
+its n-th file operation (open, mkdir, rename, remove, rmdir) below the run folder. stdout: `pid N`, `from S`, `begin S`, `done S`,
+`ended CODE`.
 """
 
 from __future__ import annotations
