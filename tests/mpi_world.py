@@ -18,6 +18,7 @@ from __future__ import annotations
 import faulthandler
 import importlib.util
 import inspect
+import json
 import os
 import pickle
 import signal
@@ -28,6 +29,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from slurmtrain.config.job import JobConfig
+from slurmtrain.config.plan import Plan
+from slurmtrain.config.site import SiteConfig
+from slurmtrain.rundir import RunDir
 
 ROOT = Path(__file__).resolve().parent.parent
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
@@ -50,9 +56,10 @@ def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **(extra or {})}
 
 
-def mpiexec_argv(command: Sequence[str], nodes: Sequence[str], tasks_per_node: int) -> list[str]:
+def mpiexec_argv(command: Sequence[str], nodes: Sequence[str], tasks_per_node: int, *, cleanup: bool = True) -> list[str]:
     """One section per emulated node, so that each rank finds its node's name in SLURMTRAIN_NODE."""
     argv = [str(MPIEXEC), "-launcher", "fork", "-rmk", "user", "-prepend-rank"]
+    argv += [] if cleanup else ["-disable-auto-cleanup"]
     for index, node in enumerate(nodes):
         argv += [":"] * (index > 0) + ["-n", str(tasks_per_node), "-env", "SLURMTRAIN_NODE", node, *command]
     return argv
@@ -67,13 +74,15 @@ def run_command(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     check: bool = True,
+    cleanup: bool = True,
 ) -> Finished:
     """Run the argv on `nodes` (a number, or names) x `tasks_per_node` ranks.
 
+    `cleanup=False`: mpiexec lets the others live on when a rank fails, as srun does without --kill-on-bad-exit.
     Raises AssertionError with the output when the world fails (unless `check=False`) or runs past its limit.
     """
     names = [f"n{i + 1}" for i in range(nodes)] if isinstance(nodes, int) else list(nodes)
-    argv = mpiexec_argv(command, names, tasks_per_node)
+    argv = mpiexec_argv(command, names, tasks_per_node, cleanup=cleanup)
     process = subprocess.Popen(
         argv,
         env=clean_environment(env),
@@ -106,6 +115,7 @@ def run_world(
     timeout_s: float = 120,
     env: Mapping[str, str] | None = None,
     check: bool = True,
+    cleanup: bool = True,
 ) -> Finished:
     """Run `function(*args)` on every rank. Raises AssertionError as `run_command` does; a hang shows every rank's stack."""
     source = Path(inspect.getsourcefile(function) or "")
@@ -114,9 +124,36 @@ def run_world(
         (Path(folder) / "args").write_bytes(pickle.dumps(args))
         stacks_after = max(1.0, timeout_s - 5)
         command = [sys.executable, "-m", "tests.mpi_world", str(source), function.__qualname__, folder, str(stacks_after)]
-        done = run_command(command, nodes=nodes, tasks_per_node=tasks_per_node, timeout_s=timeout_s, env=env, check=check)
+        done = run_command(command, nodes=nodes, tasks_per_node=tasks_per_node, timeout_s=timeout_s, env=env, check=check, cleanup=cleanup)
         files = [Path(folder) / f"result-{rank}" for rank in range(ranks)]
-        return Finished(done.rc, done.out, [pickle.loads(f.read_bytes()) if f.exists() else None for f in files])
+        missing = [rank for rank, file in enumerate(files) if not file.exists()]
+        if check and missing:  # mpiexec's own code is 0 when one rank ended well before another failed
+            raise AssertionError(f"no result of ranks {missing} of {function.__qualname__}\n{done.out}")
+        return Finished(done.rc, done.out, [None if rank in missing else pickle.loads(f.read_bytes()) for rank, f in enumerate(files)])
+
+
+def write_run(run: RunDir, plan: Plan, site: SiteConfig, nodes: Sequence[str], *, attempt: int = 1, job: JobConfig | None = None) -> None:
+    """What the supervisor leaves for ranks: plan, site, job and the start of an attempt (give ranks SLURMTRAIN_ATTEMPT)."""
+    run.create()
+    run.attempt(attempt).create()
+    run.plan_json.write_text(plan.model_dump_json())
+    run.site_json.write_text(site.model_dump_json())
+    if job is not None:
+        run.job_json.write_text(job.model_dump_json())
+    start = {"v": 1, "attempt": attempt, "nodes": list(nodes), "tasks_per_node": plan.gpus_per_node, "world": plan.world}
+    run.attempt(attempt).attempt_json.write_text(json.dumps(start))
+
+
+def cpu_site(tasks_per_node: int, **more: Any) -> SiteConfig:
+    """A site of emulated nodes under mpiexec, gloo on the loopback; `more`: other fields, as in a site file."""
+    fields = {
+        "name": "test",
+        "launcher": "mpiexec",
+        "device": "cpu",
+        "node": {"gpus": tasks_per_node},
+        "fabric": {"rendezvous_interface": "lo"},
+    }
+    return SiteConfig.model_validate({**fields, **more})
 
 
 @dataclass(frozen=True)

@@ -73,9 +73,21 @@ def record_of(standing: Standing, error: BaseException) -> ExitRecord:
     """The exit record of an exception: `config` for a broken promise or a user's mistake, else `error`; a follower is marked."""
     if isinstance(error, (UserError, LaunchError)):
         return ExitRecord(standing.rank, "config", EXIT_CONFIG, standing.step, one_line(str(error)), standing.node)
-    text = f"{type(error).__name__}: {error}".rstrip(": ")
-    marked = PEER_LOST + text if is_follower(text) else text
+    text = _words(error)
+    marked = PEER_LOST + text if any(is_follower(_words(e)) for e in _causes(error)) else text
     return ExitRecord(standing.rank, "error", EXIT_FAULT, standing.step, one_line(marked), standing.node)
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The exception and those it was raised from (pipeline schedules wrap what gloo says)."""
+    found = [error]
+    while (cause := found[-1].__cause__) is not None and cause not in found:
+        found.append(cause)
+    return found
 
 
 def write_record(attempt: AttemptDir, record: ExitRecord, disk: Disk) -> None:
@@ -96,9 +108,15 @@ def _tell(attempt: AttemptDir, standing: Standing, error: BaseException, disk: D
         write_record(attempt, record, disk)
         attempt.rank_log(standing.rank).write_text("".join(traceback.format_exception(error)))
     except OSError as failed:
-        print(f"rank {standing.rank}: its end could not be recorded: {failed}", file=sys.stderr, flush=True)
+        _say(f"rank {standing.rank}: its end could not be recorded: {failed}")
     where = f" on {standing.node}" if standing.node else ""
-    print(f"rank {standing.rank}{where}: {record.error}", file=sys.stderr, flush=True)
+    _say(f"rank {standing.rank}{where}: {record.error}")
+
+
+def _say(line: str) -> None:
+    """One write for the whole line: the ranks of a node share one log."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
 
 
 def _close_groups() -> None:

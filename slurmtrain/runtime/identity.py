@@ -80,10 +80,8 @@ def world_ranks(claims: Sequence[Claim], start: AttemptStart) -> list[int]:
     foreign = [node for node in found if node not in start.nodes]
     missing = [node for node in start.nodes if node not in found]
     if foreign or missing:
-        raise LaunchError(
-            f"the world was promised on {_names(start.nodes)}: ranks run on {_names(foreign) if foreign else 'no other'}, "
-            f"none on {_names(missing) if missing else 'fewer'}"
-        )
+        faults = [f"ranks run on {_names(foreign)}"] * bool(foreign) + [f"no rank runs on {_names(missing)}"] * bool(missing)
+        raise LaunchError(f"the world was promised on {_names(start.nodes)}, but {' and '.join(faults)}")
     uneven = [f"{node} has {count}" for node, count in found.items() if count != start.tasks_per_node]
     if uneven:
         raise LaunchError(f"each node was promised {start.tasks_per_node} ranks: {', '.join(uneven[:8])}")
