@@ -47,7 +47,9 @@ def _parse(source: Source) -> nodes.Template:
     environment = Environment()  # noqa: S701 parsed, not rendered
     environment.filters.update(q=str, directive=str)
     try:
-        return environment.parse(source.text)
+        tree = environment.parse(source.text)
+        meta.find_undeclared_variables(tree)  # compiles: an unknown filter or test is found here
+        return tree
     except TemplateSyntaxError as error:
         raise TemplateError(f"{source.path}:{error.lineno}: {one_line(error.message or 'not a template')}") from None
 
