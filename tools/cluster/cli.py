@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import faults, lifecycle, packages
-from .spec import TIMINGS, TOPOLOGIES, DevclusterError, Folder, Spec, choose_folder
+from . import faults, lifecycle, packages, suites
+from .spec import SUITES, TIMINGS, TOPOLOGIES, DevclusterError, Folder, Spec, choose_folder
 
 EXAMPLES = """examples:
   tools/devcluster up                        6 nodes x 4 GPUs
@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--install", action="store_true", help="first install Debian's Slurm packages where they are missing")
     install = commands.add_parser("install", help="install Debian's Slurm packages where they are missing; starts no daemon")
     for command in (up, install):
+        command.add_argument("--suite", choices=SUITES, default="", help="that Debian's Slurm, under chroot (bookworm 22.05, trixie 24.11)")
         command.add_argument("--accounting", action="store_true", help="with slurmdbd on a MariaDB, so that sacct works")
     for name, text in (("down", "end the cluster and remove its folder"), ("status", "what runs; exit code 1 when something does not")):
         commands.add_parser(name, parents=[where], help=text)
@@ -51,13 +52,13 @@ def run(argv: Sequence[str]) -> int:
     """Do what the command line says; the exit code."""
     args = parser().parse_args(argv)
     if args.command == "install":
-        print(packages.install(accounting=args.accounting, environ=os.environ))
+        _install(args)
         return 0
     folder = choose_folder(args.dir, args.name, os.environ)
     if args.command == "up":
         if args.install:
-            print(packages.install(accounting=args.accounting, environ=os.environ))
-        print(lifecycle.up(folder, Spec(args.nodes, args.gpus, args.timings, args.topology, args.accounting)))
+            _install(args)
+        print(lifecycle.up(folder, Spec(args.nodes, args.gpus, args.timings, args.topology, args.accounting, args.suite)))
     elif args.command == "down":
         print(lifecycle.down(folder))
     elif args.command == "status":
@@ -69,6 +70,13 @@ def run(argv: Sequence[str]) -> int:
         deed = {"fail": faults.fail, "hang": faults.hang, "restore": faults.restore}[args.command]
         print(deed(folder, args.node))
     return 0
+
+
+def _install(args: argparse.Namespace) -> None:
+    if args.suite:
+        print(suites.install_suite(args.suite, accounting=args.accounting, environ=os.environ))
+    else:
+        print(packages.install(accounting=args.accounting, environ=os.environ))
 
 
 def _status(folder: Folder) -> int:

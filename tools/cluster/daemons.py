@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import procs
+from . import procs, suites
 from .spec import DevclusterError, Folder, Record
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -19,11 +19,15 @@ TAIL_LINES = 15
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster in its folder; `root` is where the suite's system lies ("" = this machine's own)."""
+    """A cluster in its folder."""
 
     folder: Folder
     record: Record
-    root: str = ""
+
+    @property
+    def root(self) -> str:
+        """The root of its daemons: "" for this machine's own, else the view of the suite's system."""
+        return str(suites.view(self.folder)) if self.record.spec.suite else ""
 
     def argv(self, argv: Sequence[str]) -> list[str]:
         return ["chroot", self.root, *argv] if self.root else list(argv)

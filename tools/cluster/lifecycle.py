@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import stat
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
-from . import accounting, conf, packages, ports, procs
+from . import accounting, conf, packages, ports, procs, suites
 from .daemons import Cluster, NodeState, node_states, start_munged, start_slurmctld, start_slurmd
 from .spec import DevclusterError, Folder, Record, Spec
 
@@ -40,26 +40,27 @@ def version(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def installed_version() -> tuple[int, int]:
-    said = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=False, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
-    return version(said.stdout)
+def installed_version(system: Path | None) -> tuple[int, int]:
+    argv = [*(["chroot", str(system)] if system else []), "slurmctld", "-V"]
+    return version(subprocess.run(argv, capture_output=True, text=True, check=False, env={"PATH": packages.SEARCH}).stdout)
 
 
 def up(folder: Folder, spec: Spec) -> str:
     """Bring the cluster up, repair it, or find that it is up; the line that says which."""
     if os.geteuid() != 0:
         raise DevclusterError("needs root: slurmd runs jobs as their users, and pretended GPUs are device files")
-    packages.need_programs(accounting=spec.accounting)
+    system = suites.cached(spec.suite, os.environ) if spec.suite else None
+    packages.need_programs(accounting=spec.accounting, search=suites.search_path(system) if system else packages.SEARCH, suite=spec.suite)
     with alone(folder):
         record = folder.load()
         if record is None:
-            return _build(folder, spec)
+            return _build(folder, spec, system)
         if record.spec != spec:
             raise DevclusterError(f"{folder.root} holds another cluster ({record.spec.words()}): `down` it first, or choose another --name")
         cluster = Cluster(folder, record)
         if not procs.owned_by(folder):
             _remove(cluster)
-            return _build(folder, spec) + " (rebuilt: none of its daemons ran)"
+            return _build(folder, spec, system) + " (rebuilt: none of its daemons ran)"
         missing = [role for role in roles(record) if not cluster.alive(role)]
         if missing or _down_nodes(cluster):
             _start(cluster)
@@ -77,8 +78,10 @@ def loaded(folder: Folder) -> Cluster:
 
 def env(folder: Folder) -> dict[str, str]:
     """What a shell needs to talk to the cluster."""
-    loaded(folder)
-    return {"SLURM_CONF": str(folder.slurm_conf), "SLURMTRAIN_SITE": "devcluster", "SLURMTRAIN_DEVCLUSTER_DIR": str(folder.root)}
+    suite = loaded(folder).record.spec.suite
+    path = os.environ.get("PATH", packages.SEARCH)
+    clients = {"PATH": f"{folder.bin}:{path}"} if suite and not path.startswith(f"{folder.bin}:") else {}
+    return {"SLURM_CONF": str(folder.slurm_conf), "SLURMTRAIN_SITE": "devcluster", "SLURMTRAIN_DEVCLUSTER_DIR": str(folder.root), **clients}
 
 
 def status(folder: Folder) -> tuple[bool, list[str]]:
@@ -103,10 +106,10 @@ def roles(record: Record) -> list[str]:
     return ["munged", *(["database", "slurmdbd"] if record.spec.accounting else []), "slurmctld", *record.spec.node_names]
 
 
-def _build(folder: Folder, spec: Spec) -> str:
+def _build(folder: Folder, spec: Spec, system: Path | None) -> str:
     if folder.root.exists() and any(folder.root.iterdir()):
         raise DevclusterError(f"{folder.root} is not empty and holds no cluster: choose another folder with --dir")
-    slurm = installed_version()
+    slurm = installed_version(system)
     if spec.topology == "block" and slurm < conf.FIRST_WITH_BLOCKS:
         raise DevclusterError(
             f"--topology block needs Slurm 23.11 or newer, this is {slurm[0]}.{slurm[1]:02d}: use tree, or --suite trixie"
@@ -116,6 +119,9 @@ def _build(folder: Folder, spec: Spec) -> str:
         cluster = Cluster(folder, Record(spec, block, slurm, socket.gethostname().split(".")[0]))
         try:
             _write(cluster)
+            if system:
+                suites.mount(folder, system)
+                suites.write_wrappers(folder)
             _start(cluster)
         except BaseException:
             _remove(cluster)
@@ -200,7 +206,8 @@ def _remove(cluster: Cluster) -> None:
     for node in cluster.record.spec.node_names:
         kill_node(cluster, node)
     procs.end_all(lambda: procs.owned_by(folder))
-    shutil.rmtree(folder.root)
+    suites.unmount(folder)
+    suites.remove_tree(folder.root)
     if folder.root.parent.name == "slurmtrain" and not any(folder.root.parent.iterdir()):
         folder.root.parent.rmdir()
 

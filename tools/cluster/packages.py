@@ -37,10 +37,10 @@ def missing_packages(*, accounting: bool, search: str = SEARCH) -> list[str]:
     return [*gone, PLUGINS] if gone else []
 
 
-def need_programs(*, accounting: bool, search: str = SEARCH) -> None:
+def need_programs(*, accounting: bool, search: str = SEARCH, suite: str = "") -> None:
     """Raises DevclusterError with the command to run when a package is missing."""
     if gone := missing_packages(accounting=accounting, search=search):
-        command = "devcluster install" + (" --accounting" if accounting else "")
+        command = "devcluster install" + (" --accounting" if accounting else "") + (f" --suite {suite}" if suite else "")
         raise DevclusterError(f"not installed: {' '.join(gone)}: run `{command}` (Debian 12 or 13, as root)")
 
 

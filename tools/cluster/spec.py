@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 TIMINGS = ("fast", "default")
+SUITES = ("bookworm", "trixie")
 TOPOLOGIES = ("tree", "block")
 MAX_NODES = 60
 MAX_GPUS = 16
@@ -130,6 +131,11 @@ class Folder:
     @property
     def dev(self) -> Path:
         return self.root / "dev"
+
+    @property
+    def bin(self) -> Path:
+        """The client commands of another suite."""
+        return self.root / "bin"
 
     @property
     def munge_key(self) -> Path:
