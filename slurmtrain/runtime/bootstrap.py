@@ -12,6 +12,7 @@ from datetime import timedelta
 
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.site import SiteConfig
+from slurmtrain.config.stored import read_plan, read_site
 from slurmtrain.errors import ConfigError, LaunchError, SlurmtrainError
 from slurmtrain.fabric.discovery import discover, load_nvml
 from slurmtrain.fabric.topology import check_domains
@@ -29,8 +30,8 @@ def start_world(run: RunDir, environ: MutableMapping[str, str], standing: Standi
     """
     attempt = attempt_number(environ)
     start = read_attempt(run.attempt(attempt))
-    plan = Plan.model_validate_json(run.plan_json.read_bytes())
-    site = SiteConfig.model_validate_json(run.site_json.read_bytes())
+    plan = read_plan(run.plan_json)
+    site = read_site(run.site_json)
     if (len(start.nodes), start.tasks_per_node) != (plan.nodes, plan.gpus_per_node):
         raise LaunchError(
             f"attempt {attempt} has {len(start.nodes)} nodes x {start.tasks_per_node} ranks, plan.json {plan.nodes} x {plan.gpus_per_node}"

@@ -17,28 +17,14 @@ from slurmtrain.telemetry.exitfile import read_exit_records
 from tests.mpi_world import ROOT, clean_environment, cpu_site, run_world, write_run
 
 pytestmark = pytest.mark.mpi
-
-START = """
-import os, sys
-from pathlib import Path
-from slurmtrain.rundir import RunDir
-from slurmtrain.runtime.bootstrap import start_world
-from slurmtrain.runtime.finish import guarded
-
-def leave(code):
-    print("torch" if "torch" in sys.modules else "light", flush=True)
-    os._exit(code)
-
-run = RunDir(Path(sys.argv[1]))
-guarded(run, 1, lambda standing: start_world(run, os.environ, standing).rank, exit_now=leave)
-"""
+RANK = Path(__file__).with_name("rank_start.py")
 
 
 def start_ranks(run: RunDir, environments: list[dict[str, str]]) -> list[tuple[int, str]]:
     """(code, output) of processes that no MPI launcher joins: what srun --mpi=none starts."""
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", START, str(run.path)],
+            [sys.executable, str(RANK), str(run.path)],
             env=clean_environment({"SLURMTRAIN_ATTEMPT": "1", **environment}),
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -60,7 +46,7 @@ def test_n_worlds_of_one_are_refused_with_the_hint(tmp_path):
     ended = start_ranks(run, [{**slurm, "SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)])
     assert time.monotonic() - began < 10
     assert [code for code, _ in ended] == [1, 1]
-    assert all(output.splitlines()[-1] == "light" for _, output in ended)
+    assert all(output.splitlines()[-1] == "torch was not imported" for _, output in ended)
     records = read_exit_records(run.attempt(1).exit_dir)
     assert {rank: (r.kind, r.code) for rank, r in records.items()} == {0: ("config", 78), 1: ("config", 78)}
     assert "MPI sees 1 rank but Slurm started 2" in records[1].error
