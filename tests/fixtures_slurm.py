@@ -1,6 +1,7 @@
 """A real Slurm cluster for the tests (`tools/devcluster`): 6 nodes x 4 GPUs, fast timings, two leaf switches.
 
-`cluster` lives for the session; `healthy_cluster` hands it to one test and afterwards cancels its jobs and restores its nodes.
+`cluster` lives for the session; `healthy_cluster` hands it to one test and afterwards cancels its jobs and restores its nodes;
+`block_cluster` has NVLink blocks of two nodes, which Slurm knows from 23.11 on.
 Where Slurm's packages are missing such tests skip with the reason; under CI=true they fail.
 """
 
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.cluster import conf, lifecycle, suites
+
 ROOT = Path(__file__).resolve().parent.parent
 DEVCLUSTER = ROOT / "tools/devcluster"
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
@@ -25,7 +28,7 @@ OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMO
 def clean_environ() -> dict[str, str]:
     """This process's environment without anything of a Slurm that it may run under; the interpreter's programs come first in PATH."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH_", "SRUN_", "SALLOC_"))}
-    return {**kept, "PATH": f"{ROOT / '.venv/bin'}:{kept.get('PATH', '')}", "OMP_NUM_THREADS": "1"}
+    return {**kept, "PATH": f"{ROOT / '.venv/bin'}:{kept.get('PATH', '')}:/usr/sbin:/sbin", "OMP_NUM_THREADS": "1"}
 
 
 def devcluster(*args: str, timeout_s: float = 150) -> subprocess.CompletedProcess[str]:
@@ -139,6 +142,27 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     folder = tmp_path_factory.mktemp("slurm", numbered=True) / "c"
     try:
         yield start(folder)
+    finally:
+        devcluster("down", "--dir", str(folder))
+
+
+def suite_with_blocks() -> list[str]:
+    """Options that give a Slurm which knows blocks; skips where there is none."""
+    need_slurm()
+    if lifecycle.installed_version(None) >= conf.FIRST_WITH_BLOCKS:
+        return []
+    if not suites.cached("trixie", os.environ).is_dir():
+        pytest.skip("this Slurm knows no blocks: run ./tools/devcluster install --suite trixie")
+    return ["--suite", "trixie"]
+
+
+@pytest.fixture(scope="session")
+def block_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A second cluster for the session: 6 nodes x 4 GPUs in blocks b1 (n1, n2), b2 (n3, n4), b3 (n5, n6)."""
+    options = suite_with_blocks()
+    folder = tmp_path_factory.mktemp("block", numbered=True) / "c"
+    try:
+        yield start(folder, "--topology", "block", *options)
     finally:
         devcluster("down", "--dir", str(folder))
 

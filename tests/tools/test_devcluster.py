@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures_slurm import devcluster, need_slurm, start
+from tests.fixtures_slurm import devcluster, need_slurm, start, suite_with_blocks
+from tools.cluster import suites
+from tools.cluster.spec import Folder
 
 pytestmark = pytest.mark.slurm
 
@@ -185,6 +187,28 @@ def test_two_clusters_do_not_meet(cluster, own, tmp_path):
     assert devcluster("down", "--dir", str(own)).returncode == 0
     (tmp_path / "end").touch()
     assert cluster.wait_job(job)["JobState"] == "COMPLETED"
+
+
+def test_tasks_know_their_nvlink_block(block_cluster):
+    said = block_cluster.run(["srun", "-N4", "--segment=2", "bash", "-c", "echo $SLURM_TOPOLOGY_ADDR"]).stdout.split()
+    blocks = {address.partition(".")[0] for address in said}
+    assert len(said) == 4
+    assert len(blocks) == 2
+    assert all(int(node[1:]) in (2 * int(block[1:]) - 1, 2 * int(block[1:])) for block, node in (a.split(".") for a in said))
+
+
+def test_another_suites_cluster_runs_this_python_and_leaves_no_mount(own, tmp_path):
+    cluster = start(own, "--nodes", "2", *(suite_with_blocks() or ["--topology", "block"]))
+    script = tmp_path / "world.py"
+    script.write_text("from mpi4py import MPI\nprint(MPI.COMM_WORLD.allreduce(1), flush=True)\n")
+    job = cluster.sbatch("-N2", "-o", "out.txt", "--wrap", f"srun -N2 -n2 {sys.executable} {script}", cwd=tmp_path)
+    assert cluster.wait_job(job)["JobState"] == "COMPLETED", (tmp_path / "out.txt").read_text()
+    assert (tmp_path / "out.txt").read_text().split() == ["2", "2"]
+    cluster.fail("n2")
+    cluster.restore("n2")
+    assert devcluster("down", "--dir", str(own)).returncode == 0
+    assert not own.exists()
+    assert str(suites.view(Folder(own))) not in Path("/proc/mounts").read_text()
 
 
 @pytest.mark.long
