@@ -13,7 +13,9 @@ class StepSpec:
     """What to start, and where.
 
     `nodes`: host names, in the order of the world; `command`: argv of one task; `environment`: added to the allocation's;
-    `output`: pattern of the log file, with `%n` for the index of the node in the step (node-%n.log, padded to three digits).
+    `output`: pattern of the log file, with `%n` in its name for the index of the node in the step, padded to three digits
+    (node-%n.log). With srun that is the index in Slurm's own order of nodes, which may differ from that of `nodes`: srun sorts
+    its node list, and ranks find their place by the node's name and SLURM_LOCALID. mpiexec writes everything into index 0.
     """
 
     command: tuple[str, ...]
@@ -24,7 +26,7 @@ class StepSpec:
     cpus_per_task: int = 1
     gpus_per_node: int = 0
     mpi: str | None = None
-    """srun --mpi; None: no MPI (a check)."""
+    """srun --mpi; None: no MPI (a check), and a task that fails does not end the others: each node answers for itself."""
     environment: Mapping[str, str] = field(default_factory=dict)
     cwd: Path | None = None
     options: tuple[str, ...] = ()
@@ -61,4 +63,20 @@ class StepLauncher(Protocol):
         """The very command that `start` runs."""
 
     def start(self, spec: StepSpec) -> Step:
-        """Start it. Raises LaunchError when the launcher is not there."""
+        """Start it. Raises LaunchError when the launcher is not there, or cannot do what is asked."""
+
+
+def launcher_log(spec: StepSpec) -> Path:
+    """Where the launcher's own words go when they are kept apart from the ranks' output: node-%n.log has launcher-node.log."""
+    stem = spec.output.stem.replace("%n", "").strip("-._") or "step"
+    return spec.output.with_name(f"launcher-{stem}.log")
+
+
+def tail(path: Path, limit_bytes: int = 65536) -> str:
+    """The end of a log; empty where there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - limit_bytes))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
