@@ -18,6 +18,7 @@ from slurmtrain.resilience.ranks import check_spec, rank_spec
 from slurmtrain.resilience.records import AttemptRecord, Outcome, Owner, differences, read_attempt, write_attempt
 from slurmtrain.resilience.signals import INTERRUPT, NOTICE, TERM
 from slurmtrain.resilience.watch import Watch
+from slurmtrain.slurm.hostlist import fold
 
 KILL_WAIT_DEFAULT_S = 30.0
 _SHOWN_FAULTS = 3
@@ -69,8 +70,8 @@ def _begin(c: Composition, owner: Owner) -> AttemptRecord:
 
 def _announce(c: Composition, record: AttemptRecord, chosen: Chosen, excluded: dict[str, str]) -> None:
     job = f"job {record.job_id} (restart {record.restart_count}), " if record.job_id else ""
-    spares = f", spares {' '.join(record.spares)}" if record.spares else ""
-    c.say(f"attempt {record.attempt} of {c.run.name}: {job}nodes {' '.join(record.nodes)}{spares}, {record.world} ranks")
+    spares = f", spares {fold(record.spares)}" if record.spares else ""
+    c.say(f"attempt {record.attempt} of {c.run.name}: {job}nodes {fold(record.nodes)}{spares}, {record.world} ranks")
     for node in chosen.avoided_in_vain:
         c.say(f"node {node} is used although it is to be avoided ({excluded[node]}): there are not enough others")
 

@@ -56,7 +56,7 @@ def decide_end(scene: Scene) -> End:
     """The table above."""
     kind = scene.outcome.kind
     if kind in {"finished", "stopped"}:
-        return End(EXIT_OK, why=scene.outcome.cause)
+        return End(EXIT_OK, why="the run is complete" if kind == "finished" else "a person asked for it: not started again")
     if kind == "config":
         return End(EXIT_CONFIG, why="wrong configuration: not started again")
     if kind == "requeue":

@@ -147,6 +147,7 @@ class Watch:
         while True:
             self._look()
             due = len(self._records) < self._world and not any(r.kind in {"error", "config"} for r in self._records.values())
-            if not due or not self.tracker.spoke or self._signals.count(TERM) or self._clock.monotonic() >= limit:
+            hurry = self._signals.count(TERM) > 0 or self._signals.count(INTERRUPT) > 1
+            if not due or not self.tracker.spoke or hurry or self._clock.monotonic() >= limit:
                 return
             self._clock.sleep(POLL_S)
