@@ -56,7 +56,8 @@ def guarded(
     `fn` gets the rank's Standing, which `start_world` and the loop keep up to date.
     """
     faulthandler.enable()
-    standing = Standing(launcher_rank(environ or os.environ), (environ or os.environ).get("SLURMTRAIN_NODE", ""))
+    around = os.environ if environ is None else environ
+    standing = Standing(launcher_rank(around), around.get("SLURMTRAIN_NODE", ""))
     try:
         return fn(standing)
     except BaseException as error:  # noqa: BLE001 also SystemExit and KeyboardInterrupt: peers would wait for ever
