@@ -1,8 +1,9 @@
 """The one door to publishing on disk: a reader sees the old file or the new one, whole, and never a part.
 
-A file: write `.<name>.<pid>.tmp` beside it, fsync, rename, fsync the folder. A folder: everything inside is written and
+A file: write `.<name>.<random>.tmp` beside it, fsync, rename, fsync the folder. A folder: everything inside is written and
 fsynced in a staging folder, then one rename publishes it. `create_exclusive` is a hard link to a finished temporary file, so
-that of two machines one alone wins (also on NFS) and the content is there from the first moment.
+that of two machines one alone wins (also on NFS) and the content is there from the first moment; a file system without hard
+links gives it by O_EXCL, where a reader may meet the file before its content.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,13 +23,13 @@ class Disk(Protocol):
         """Publish a file, replacing an older one."""
 
     def create_exclusive(self, path: Path, data: bytes) -> bool:
-        """Publish a file only where there is none; False when there is one."""
+        """Publish a file only where there is none; False when there is one. Of many that try at once one alone is told True."""
 
     def publish_dir(self, staging: Path, final: Path) -> None:
-        """Rename a finished staging folder to its final name; raises FileExistsError when that is taken."""
+        """Rename a finished staging folder, whose files are fsynced, to its final name; raises FileExistsError when that is taken."""
 
     def append(self, path: Path, data: bytes) -> None:
-        """Add whole lines to the end of a file in one write."""
+        """Add whole lines to the end of a file in one write; what a full disk leaves of a line is taken back."""
 
 
 def fsync_dir(path: Path) -> None:
@@ -49,16 +51,21 @@ def fsync_file(path: Path) -> None:
 
 
 def _write_temporary(path: Path, data: bytes) -> Path:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """A name of its own for each call: threads, and machines with equal pids, may publish the same file at once."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_new(temporary, data)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     return temporary
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 class SystemDisk:
@@ -66,33 +73,72 @@ class SystemDisk:
 
     def write(self, path: Path, data: bytes) -> None:
         temporary = _write_temporary(path, data)
-        os.replace(temporary, path)
+        try:
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
         fsync_dir(path.parent)
 
     def create_exclusive(self, path: Path, data: bytes) -> bool:
         temporary = _write_temporary(path, data)
         try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
+            won = _link(temporary, path, data)
         finally:
             temporary.unlink(missing_ok=True)
         fsync_dir(path.parent)
-        return True
+        return won
 
     def publish_dir(self, staging: Path, final: Path) -> None:
+        taken = FileExistsError(errno.EEXIST, "exists already", str(final))
         if final.exists():
-            raise FileExistsError(f"{final} exists already")
-        os.rename(staging, final)
+            raise taken
+        fsync_dir(staging)
+        try:
+            staging.rename(final)
+        except OSError as error:
+            raise taken if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR} else error from None
         fsync_dir(final.parent)
 
     def append(self, path: Path, data: bytes) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            if os.write(fd, data) != len(data):
-                raise OSError(errno.ENOSPC, "only a part of the lines was written", str(path))
+            written = os.write(fd, data)
+            if written < len(data):
+                _take_back(fd, written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         finally:
             os.close(fd)
+
+
+def _link(temporary: Path, path: Path, data: bytes) -> bool:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return temporary.stat().st_nlink == 2  # NFS may do it, lose its answer, and try again
+    except OSError as error:
+        if error.errno not in {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:
+            raise
+        return _create_without_links(path, data)
+    return True
+
+
+def _create_without_links(path: Path, data: bytes) -> bool:
+    try:
+        _write_new(path, data)
+    except FileExistsError:
+        return False
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _take_back(fd: int, written: int) -> None:
+    """Cut off the beginning of a line that did not fit, unless somebody has written behind it."""
+    end = os.lseek(fd, 0, os.SEEK_CUR)
+    if os.fstat(fd).st_size == end:
+        os.ftruncate(fd, end - written)
 
 
 def to_json(value: Any) -> bytes:

@@ -42,7 +42,7 @@ class Box:
         return tuple(o + s for o, s in zip(self.offset, self.shape, strict=True))
 
     def within(self, outer: Box) -> Region:
-        """This box in the coordinates of one that holds it."""
+        """The box in the coordinates of one that holds it."""
         assert contains(outer, self), (outer, self)
         return tuple((o - base, o - base + s) for o, base, s in zip(self.offset, outer.offset, self.shape, strict=True))
 

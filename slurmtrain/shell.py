@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 from typing import Protocol
 
 RC_NOT_FOUND = 127
@@ -19,7 +21,7 @@ RC_TIMED_OUT = 124
 
 @dataclass(frozen=True)
 class Completed:
-    """What a command left: exit code (127 not found, 124 ran past its limit, -N ended by signal N), stdout, stderr."""
+    """What a command left: exit code (127 could not be started, 124 ran past its limit, -N ended by signal N), stdout, stderr."""
 
     argv: tuple[str, ...]
     rc: int
@@ -56,7 +58,10 @@ class Shell(Protocol):
     def run(
         self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, cwd: Path | None = None, stdin: str = ""
     ) -> Completed:
-        """Run to the end and give back what it printed; never raises for a failing, missing or late command."""
+        """Run to the end and give back what it printed; never raises for a failing, missing or late command.
+
+        A late command is killed with all that it started; what it had printed until then is kept.
+        """
 
     def start(
         self,
@@ -68,7 +73,7 @@ class Shell(Protocol):
     ) -> Process:
         """Start in an own process group, stdout and stderr appended to the file `stdout` (None: inherited).
 
-        Raises FileNotFoundError when there is no such program.
+        Raises FileNotFoundError when there is no such program, another OSError when it or `stdout` cannot be used.
         """
 
 
@@ -93,10 +98,7 @@ class _SystemProcess:
         self._popen.send_signal(signum)
 
     def kill_group(self) -> None:
-        try:
-            os.killpg(self._popen.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        _kill_group(self._popen.pid)
 
 
 class SystemShell:
@@ -107,14 +109,21 @@ class SystemShell:
     ) -> Completed:
         args = tuple(argv)
         try:
-            done = subprocess.run(
-                args, input=stdin, capture_output=True, text=True, errors="replace", timeout=timeout_s, env=env, cwd=cwd, check=False
+            popen = subprocess.Popen(
+                args, stdin=PIPE, stdout=PIPE, stderr=PIPE, encoding="utf-8", errors="replace", env=env, cwd=cwd, start_new_session=True
             )
-        except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-            return Completed(args, RC_NOT_FOUND, "", f"{args[0]}: {error.strerror}")
-        except subprocess.TimeoutExpired:
-            return Completed(args, RC_TIMED_OUT, "", f"{args[0]}: no answer in {timeout_s:.0f} s")
-        return Completed(args, done.returncode, done.stdout, done.stderr)
+        except OSError as error:
+            return Completed(args, RC_NOT_FOUND, "", f"{error.filename or args[0]}: {error.strerror}")
+        with popen:
+            try:
+                out, err = popen.communicate(stdin, timeout=timeout_s)
+            except subprocess.TimeoutExpired as late:
+                _kill_group(popen.pid)
+                return Completed(args, RC_TIMED_OUT, _text(late.stdout), f"{_text(late.stderr)}{args[0]}: no answer in {timeout_s:g} s")
+            except BaseException:
+                _kill_group(popen.pid)
+                raise
+        return Completed(args, popen.returncode, out, err)
 
     def start(
         self,
@@ -133,3 +142,13 @@ class SystemShell:
             if sink is not None:
                 sink.close()
         return _SystemProcess(popen)
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _text(printed: bytes | str | None) -> str:
+    """What TimeoutExpired holds: bytes even of a text stream."""
+    return printed.decode(errors="replace") if isinstance(printed, bytes) else printed or ""

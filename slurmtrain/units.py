@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 _SUFFIX_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZE = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
@@ -39,8 +40,8 @@ def parse_duration(text: str | int) -> int:
 
 
 def format_duration(seconds: float) -> str:
-    """Slurm's D-HH:MM:SS, without the days where there are none."""
-    total = int(seconds)
+    """Slurm's D-HH:MM:SS, without the days where there are none; less than nothing is nothing."""
+    total = max(0, int(seconds))
     days, rest = divmod(total, 86400)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock
@@ -51,7 +52,7 @@ def parse_size(text: str | int) -> int:
     form = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", str(text).lower())
     if not form:
         raise ValueError(f"{text!r} is not a size: write bytes, or 80GB, 16MiB, 2TB")
-    return int(float(form[1]) * _SIZE[form[2] or ""])
+    return int(Fraction(form[1]) * _SIZE[form[2] or ""])
 
 
 def format_size(count: float) -> str:
@@ -64,12 +65,16 @@ def format_size(count: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """1234 as 1.23k, 7.1e9 as 7.10B: three significant figures.
+    """1234 as 1.23k, 7.1e9 as 7.10B: three significant figures, whole numbers below 1000 as they are.
 
-    >>> format_count(1234), format_count(950), format_count(8.03e9)
-    ('1.23k', '950', '8.03B')
+    >>> format_count(1234), format_count(950), format_count(8.03e9), format_count(999_999)
+    ('1.23k', '950', '8.03B', '1.00M')
     """
-    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= limit:
-            return f"{count / limit:.3g}".ljust(4, "0") + suffix if count / limit < 10 else f"{count / limit:.3g}{suffix}"
-    return f"{count:.3g}"
+    value, suffixes = float(count), ["", "k", "M", "B", "T"]
+    while abs(value) >= 999.5 and len(suffixes) > 1:
+        value /= 1000
+        suffixes.pop(0)
+    if not suffixes[0]:
+        return f"{value:.3g}"
+    decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{decimals}f}{suffixes[0]}"
