@@ -98,7 +98,7 @@ def changes(old: JobConfig, new: JobConfig) -> list[str]:
 
 
 def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict):
         for name, inner in value.items():
             yield from _leaves(inner, f"{key}.{name}" if key else str(name))
     else:
