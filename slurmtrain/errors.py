@@ -91,7 +91,7 @@ class LaunchError(SlurmtrainError):
 
 
 class OwnershipError(SlurmtrainError):
-    """This run belongs to another job or attempt."""
+    """The run belongs to another job or attempt."""
 
 
 class CheckpointError(SlurmtrainError):
