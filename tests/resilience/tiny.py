@@ -2,7 +2,7 @@
 
 `behaviour.json` of the run folder: {"steps": 20, "step_s": 0.05, "save_every": 5, "save_s": 0,
 "faults": [{"attempt": 1, "rank": 3, "step": 4, "do": "exit 7"}]}. Rank 0 trains; the others wait for its word, and for the death of
-a peer, as in a collective. Faults: `exit N` (no record), `raise` (a record of its own), `config`, `kill` (SIGKILL), `deaf` (ignores the stop).
+a peer, as in a collective. Faults: `exit N` (no record), `raise` (a record of its own), `config`, `kill` (SIGKILL), `deaf` (to a stop).
 """
 
 from __future__ import annotations

@@ -1,0 +1,72 @@
+"""`slurmtrain cancel`: end the job of a run at once, without a save and without a requeue."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from slurmtrain.cli.doors import Doors, doors_of
+from slurmtrain.cli.options import root_option
+
+if TYPE_CHECKING:
+    from slurmtrain.cli.facts import Seen
+
+BETWEEN_S = 0.5
+"""Two signals at once would count as one."""
+
+
+@click.command(epilog="Example: slurmtrain cancel my-run            slurmtrain cancel 4711")
+@click.argument("name", metavar="RUN|JOBID")
+@root_option
+@click.pass_context
+def command(ctx: click.Context, name: str, root: Path | None) -> None:
+    """Cancel the job of a run at once (scancel); it is not requeued.
+
+    What was trained since the last checkpoint may be lost: `slurmtrain stop` saves first.
+    """
+    from slurmtrain.cli.facts import locate, see
+
+    doors = doors_of(ctx)
+    run = locate(name, root, doors)
+    seen = see(run, doors, fresh=True)
+    if seen.state.over:
+        click.echo(f"run {run.name} is {seen.state.state} already ({seen.state.reason}): nothing to cancel")
+        return
+    click.echo(_end(seen, doors))
+
+
+def _end(seen: Seen, doors: Doors) -> str:
+    """Cancel; the line that tells. Raises UserError for a run that cannot be ended from here."""
+    from slurmtrain.errors import UserError
+    from slurmtrain.telemetry.history import add_act
+
+    run, job, facts = seen.run, seen.facts.job, seen.facts
+    by_job = bool(facts.job_id) and not facts.foreground
+    if not by_job and not seen.on_this_host:
+        where = (
+            f"scancel {facts.job_id} ends its whole allocation" if facts.job_id else f"it runs on {seen.owner.host if seen.owner else '?'}"
+        )
+        raise UserError(f"run {run.name} was started by `slurmtrain run`: cancel it there by Ctrl-C twice; {where}")
+    add_act(run, doors.disk, doors.clock.time(), "cancel", job_id=facts.job_id)
+    if by_job:
+        target = _target(seen, job.job_id if job else facts.job_id)
+        doors.slurm.cancel(target)
+        doors.slurm.my_jobs(max_age_s=0.0)
+        return f"cancelled job {target} of run {run.name}"
+    assert seen.owner is not None
+    os.kill(seen.owner.pid, signal.SIGINT)
+    doors.clock.sleep(BETWEEN_S)
+    os.kill(seen.owner.pid, signal.SIGINT)
+    return f"interrupted run {run.name} (pid {seen.owner.pid})"
+
+
+def _target(seen: Seen, job_id: str) -> str:
+    """The whole array where its members are segments of this run, else the job alone."""
+    from slurmtrain.cli.facts import config_of
+
+    config = config_of(seen.run)
+    return job_id.partition("_")[0] if config is not None and config.slurm.array else job_id

@@ -1,0 +1,156 @@
+"""What `status` tells of a run: one object, as JSON or as lines that people read."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.cli.facts import Seen, config_of
+from slurmtrain.resilience.lines import number
+from slurmtrain.rundir import RunDir
+from slurmtrain.slurm.hostlist import fold
+from slurmtrain.store.listing import newest_durable_step
+from slurmtrain.telemetry.events import Event
+from slurmtrain.telemetry.reader import parse_lines
+from slurmtrain.units import format_count
+
+_TAIL_BYTES = 1 << 16
+_RECENT = 10
+
+
+@dataclass(frozen=True)
+class Report:
+    """The keys of `status --json`, in their order."""
+
+    run: str
+    state: str
+    reason: str
+    job_id: str
+    attempt: int | None
+    step: int
+    steps: int | None
+    loss: float | str | None
+    tokens_per_s: float | None
+    nodes: tuple[str, ...]
+    last_durable_step: int | None
+    checked_s_ago: float | None
+    error: str = ""
+    path: str = ""
+    next: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"v": 1, **self.__dict__, "nodes": list(self.nodes)}
+
+
+def report(seen: Seen, *, word: str | None = None) -> Report:
+    """`word`: how a person would name the run in a command; default: its name."""
+    run, job, attempt = seen.run, config_of(seen.run), seen.attempt
+    tokens = job.training.global_batch * job.training.sequence_length if job else 0
+    steps = recent_steps(run)
+    last: Mapping[str, Any] = steps[-1].fields if steps else {}
+    return Report(
+        run=run.name,
+        state=seen.state.state,
+        reason=seen.state.reason,
+        job_id=seen.facts.job.job_id if seen.facts.job else seen.facts.job_id,
+        attempt=attempt.attempt if attempt else None,
+        step=last.get("step", 0),
+        steps=job.training.steps if job else None,
+        loss=last.get("loss"),
+        tokens_per_s=_speed(steps, tokens),
+        nodes=_nodes(seen),
+        last_durable_step=_durable(run),
+        checked_s_ago=None if seen.age_s is None else round(seen.age_s, 1),
+        error=_error(seen),
+        path=str(run.path),
+        next=next_command(seen, word or run.name),
+    )
+
+
+def recent_steps(run: RunDir, limit_bytes: int = _TAIL_BYTES) -> list[Event]:
+    """The newest step events of the newest attempt that made any, oldest first: the end of rank 0's file alone is read."""
+    try:
+        with open(run.event_file(0), "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - limit_bytes))
+            events = parse_lines(file.read())
+    except OSError:
+        return []
+    steps = [event for event in events if event.kind == "step"]
+    newest = max((event.attempt for event in steps), default=0)
+    return [event for event in steps if event.attempt == newest][-_RECENT:]
+
+
+def _speed(steps: Sequence[Event], tokens: int) -> float | None:
+    seconds = [s for event in steps if isinstance(s := event.fields.get("step_s"), (int, float)) and s > 0]
+    return tokens * len(seconds) / sum(seconds) if seconds and tokens else None
+
+
+def _nodes(seen: Seen) -> tuple[str, ...]:
+    """Those of the attempt; before there is one, those that Slurm has given."""
+    if seen.attempt is not None and seen.facts.attempt_is_of_job:
+        return seen.attempt.nodes
+    return seen.facts.job.nodes if seen.facts.job else ()
+
+
+def _durable(run: RunDir) -> int | None:
+    try:
+        return newest_durable_step(run.checkpoints)
+    except OSError:
+        return None
+
+
+def _error(seen: Seen) -> str:
+    outcome = seen.facts.outcome
+    if seen.state.state != "FAILED":
+        return ""
+    return outcome.cause if outcome else seen.state.reason
+
+
+def next_command(seen: Seen, word: str) -> str:
+    """What to type now."""
+    run, name = seen.run, shlex.quote(word)
+    if seen.state.state in {"PENDING", "REQUEUED", "RUNNING"}:
+        return f"slurmtrain logs -f {name}"
+    if seen.state.state == "FINISHED":
+        return f"ls {shlex.quote(str(run.checkpoints))}"
+    if seen.state.state == "FAILED":
+        rank = seen.facts.outcome.rank if seen.facts.outcome else None
+        return f"slurmtrain logs {name}" + (f" --rank {rank}" if rank is not None else "")
+    verb = "run" if seen.facts.foreground or not seen.facts.job_id else "submit"
+    return f"slurmtrain {verb} JOB.toml -J {shlex.quote(run.name)} --resume"
+
+
+def lines(r: Report) -> Iterator[tuple[str, str]]:
+    """(label, text) for people."""
+    yield "run", f"{r.run}  ({r.path})"
+    yield "state", f"{r.state}{f': {r.reason}' if r.reason else ''}"
+    if r.job_id:
+        yield "job", r.job_id
+    if r.attempt is not None:
+        yield "attempt", f"{r.attempt}{f' on {fold(r.nodes)}' if r.nodes else ''}"
+    yield "step", progress_text(r)
+    yield "checkpoint", "none yet" if r.last_durable_step is None else f"step {r.last_durable_step}"
+    if r.error and r.error != r.reason:
+        yield "error", r.error
+    if r.checked_s_ago is not None:
+        yield "Slurm", f"answered {r.checked_s_ago:.0f} s ago"
+    elif r.job_id:
+        yield "Slurm", "does not answer"
+    yield "next", r.next
+
+
+def progress_text(r: Report) -> str:
+    """57/300  loss 4.1234  12.3k tokens/s"""
+    shown = [f"{r.step}/{r.steps if r.steps is not None else '?'}"]
+    shown += [f"loss {number(r.loss, '.4f')}"] if r.loss is not None else []
+    shown += [f"{format_count(r.tokens_per_s)} tokens/s"] if r.tokens_per_s else []
+    return "  ".join(shown)
+
+
+def word_for(run: RunDir, said: str, root: Path | None) -> str:
+    """How to name the run in the next command: as it was named; by its path where the root was named too."""
+    return str(run.path) if root is not None or "/" in said else run.name
