@@ -6,6 +6,8 @@ floating-point types, so that h5dump and h5py show numbers.
 
 from __future__ import annotations
 
+from functools import cache
+
 import h5py
 import numpy as np
 
@@ -22,6 +24,7 @@ _NARROW = {
 }
 
 
+@cache
 def carrier(name: str) -> np.dtype:
     """The numpy type that carries elements of this name, little-endian. Raises CheckpointError for a name that is not stored."""
     if name in _NARROW:
@@ -31,6 +34,7 @@ def carrier(name: str) -> np.dtype:
     raise CheckpointError(f"elements of type {name} are not stored: use one of {', '.join([*_PLAIN, *_NARROW])}")
 
 
+@cache
 def hdf5_type(name: str) -> h5py.h5t.TypeID:
     """The type in the file, also used for memory, so that HDF5 copies bytes and converts nothing."""
     if name not in _NARROW:

@@ -28,6 +28,8 @@ from slurmtrain.store.verify import sums_of
 SMALL_BYTES = 1 << 20
 SEGMENT_BYTES = 64 << 20
 BLOCK_BYTES = 8 << 20
+WINDOW_BYTES = 2 << 20
+"""Of a flat dataset this much is read at once and kept: its boxes are mostly wanted one after another."""
 LONG_RUN_BYTES = 256 << 10
 """Runs of contiguous bytes from this length on are read one by one."""
 MAX_WASTE = 16
@@ -117,7 +119,9 @@ class RankFileReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._datasets: dict[str, h5d.DatasetID] = {}
+        self._datasets: dict[tuple[str, str], h5d.DatasetID] = {}
+        self._windows: dict[str, tuple[int, np.ndarray]] = {}
+        self._block = np.empty(0, np.uint8)
         try:
             self._file = h5py.File(path, "r", locking=False)
         except FileNotFoundError as error:
@@ -141,13 +145,12 @@ class RankFileReader:
     def _read(self, stored: StoredBox, region: Region, dtype: str, out: np.ndarray) -> None:
         source, shape = self._open(stored.dataset, dtype), stored.box.shape
         if stored.start is not None:
-            flat = np.empty(stored.box.volume, out.dtype)
-            _select(source, ((stored.start, stored.start + flat.size),), flat, dtype)
+            flat = self._flat(source, stored, dtype)
             out[...] = flat.reshape(shape)[_slices(region)]
         elif source.shape != shape:
             raise ValueError(f"shape {source.shape}, the index says {shape}")
         elif _rows_pay(shape, region, out.itemsize):
-            _read_rows(source, shape, region, out, dtype)
+            self._read_rows(source, region, out, dtype)
         elif out.flags.c_contiguous:
             _select(source, region, out, dtype)
         else:
@@ -156,15 +159,45 @@ class RankFileReader:
             out[...] = block
 
     def _open(self, dataset: str, dtype: str) -> h5d.DatasetID:
-        if dataset not in self._datasets:
-            self._datasets[dataset] = h5d.open(self._file.id, dataset.encode())
-        source = self._datasets[dataset]
-        if not source.get_type().equal(hdf5_type(dtype)):
-            raise ValueError(f"its elements are not {dtype}")
-        return source
+        key = (dataset, dtype)
+        if key not in self._datasets:
+            source = h5d.open(self._file.id, dataset.encode())
+            if not source.get_type().equal(hdf5_type(dtype)):
+                raise ValueError(f"its elements are not {dtype}")
+            self._datasets[key] = source
+        return self._datasets[key]
+
+    def _flat(self, source: h5d.DatasetID, stored: StoredBox, dtype: str) -> np.ndarray:
+        """The elements of a box in a flat dataset, out of a window of it that is kept."""
+        assert stored.start is not None
+        start, stop = stored.start, stored.start + stored.box.volume
+        first, window = self._windows.get(stored.dataset, (0, np.empty(0, carrier(dtype))))
+        if not first <= start <= stop <= first + window.size:
+            total = source.shape[0] if len(source.shape) == 1 else 0
+            in_turn = first <= start <= first + window.size  # else boxes come at random, and a window each would be waste
+            last = min(total, start + WINDOW_BYTES // window.itemsize) if in_turn else stop
+            first, window = start, np.empty(max(stop, last) - start, window.dtype)
+            _select(source, ((start, start + window.size),), window, dtype)
+            self._windows[stored.dataset] = (first, window)
+        return window[start - first : stop - first]
+
+    def _read_rows(self, source: h5d.DatasetID, region: Region, out: np.ndarray, dtype: str) -> None:
+        """Whole rows (all of dims 1..) in blocks, cut in memory."""
+        (first, last), shape = region[0], source.shape
+        whole_row = tuple((0, size) for size in shape[1:])
+        row_bytes = out.itemsize * prod(shape[1:])
+        count = max(1, BLOCK_BYTES // row_bytes)
+        if self._block.size < count * row_bytes:
+            self._block = np.empty(count * row_bytes, np.uint8)  # kept: fresh memory costs more than the read
+        for row in range(first, last, count):
+            stop = min(row + count, last)
+            block = self._block[: (stop - row) * row_bytes].view(out.dtype).reshape(stop - row, *shape[1:])
+            _select(source, ((row, stop), *whole_row), block, dtype)
+            out[row - first : stop - first] = block[(slice(None), *_slices(region[1:]))]
 
     def close(self) -> None:
         self._datasets.clear()
+        self._windows.clear()
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -199,14 +232,3 @@ def _rows_pay(shape: tuple[int, ...], region: Region, itemsize: int) -> bool:
         if extent != size:
             break
     return run < LONG_RUN_BYTES and prod(shape[1:]) <= MAX_WASTE * prod(extents[1:])
-
-
-def _read_rows(source: h5d.DatasetID, shape: tuple[int, ...], region: Region, out: np.ndarray, dtype: str) -> None:
-    first, last = region[0]
-    whole_row = tuple((0, size) for size in shape[1:])
-    count = max(1, BLOCK_BYTES // (out.itemsize * prod(shape[1:])))
-    for row in range(first, last, count):
-        stop = min(row + count, last)
-        block = np.empty((stop - row, *shape[1:]), out.dtype)
-        _select(source, ((row, stop), *whole_row), block, dtype)
-        out[row - first : stop - first] = block[(slice(None), *_slices(region[1:]))]

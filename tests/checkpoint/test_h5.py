@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 
@@ -89,6 +90,23 @@ def test_many_small_boxes_go_out_in_segments(tmp_path, monkeypatch):
         assert sorted(file) == [f"flat-float32-{i}" for i in range(5)]
     with RankFileReader(tmp_path / "f.h5") as reader:
         assert all(reader.read(boxes[n], b, d).tobytes() == a.tobytes() for n, b, a, d in tensors)
+
+
+@pytest.mark.parametrize("order", ["forwards", "backwards", "at random"])
+def test_small_boxes_come_in_any_order_with_few_reads_when_it_is_theirs(tmp_path, monkeypatch, order):
+    reads, real = [], h5._select
+    monkeypatch.setattr(h5, "_select", lambda source, region, out, dtype: (reads.append(out.nbytes), real(source, region, out, dtype)))
+    monkeypatch.setattr(h5, "WINDOW_BYTES", 4000)
+    tensors = [(f"s{i}", whole((10, 9)), bits("float32", (10, 9), i), "float32") for i in range(110)]
+    boxes = write(tmp_path / "f.h5", *tensors)
+    wanted = {"forwards": tensors, "backwards": tensors[::-1], "at random": random.Random(1).sample(tensors, 110)}[order]
+    with RankFileReader(tmp_path / "f.h5") as reader:
+        assert all(reader.read(boxes[n], b, d).tobytes() == a.tobytes() for n, b, a, d in wanted)
+        part = reader.read(boxes["s7"], Box((2, 3), (5, 4)), "float32")
+    assert part.tobytes() == tensors[7][2][2:7, 3:7].tobytes()
+    if order == "forwards":
+        assert len(reads) < 15
+    assert sum(reads) < 2 * 110 * 360
 
 
 @pytest.mark.parametrize("rows_from", [0, 10**9])
