@@ -1,0 +1,147 @@
+"""Boxes against numpy: a box is the set of elements that a mask of the whole tensor shows."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.boxes import Box, Part, contains, intersect, tiling_fault, whole
+
+EXTENT = 5
+
+
+def mask(box: Box, shape: tuple[int, ...]) -> np.ndarray:
+    found = np.zeros(shape, dtype=bool)
+    found[tuple(slice(a, b) for a, b in zip(box.offset, box.stop, strict=True))] = True
+    return found
+
+
+@st.composite
+def boxes(draw, dims: int) -> Box:
+    offset = [draw(st.integers(0, EXTENT)) for _ in range(dims)]
+    return Box(tuple(offset), tuple(draw(st.integers(0, EXTENT - o)) for o in offset))
+
+
+@st.composite
+def tilings(draw) -> tuple[tuple[int, ...], list[Box]]:
+    """A shape and its cut along each dim, as a layout of tp and fsdp cuts a tensor."""
+    shape = tuple(draw(st.lists(st.integers(1, EXTENT), max_size=3)))
+    cuts = [sorted({0, n, *draw(st.lists(st.integers(0, n), max_size=2))}) for n in shape]
+    grid = [list(itertools.pairwise(edges)) for edges in cuts]
+    found = [((), ())]
+    for spans in grid:
+        found = [((*o, a), (*s, b - a)) for o, s in found for a, b in spans]
+    return shape, draw(st.permutations([Box(o, s) for o, s in found]))
+
+
+PAIRS = st.integers(0, 3).flatmap(lambda dims: st.tuples(boxes(dims), boxes(dims)))
+
+
+@given(PAIRS)
+def test_the_intersection_is_that_of_the_elements(pair):
+    a, b = pair
+    shape = (EXTENT,) * len(a.shape)
+    both = mask(a, shape) & mask(b, shape)
+    found = intersect(a, b)
+    assert found == intersect(b, a)
+    if found is None:
+        assert not both.any()
+    else:
+        assert found.volume > 0
+        assert (mask(found, shape) == both).all()
+
+
+@given(PAIRS)
+def test_a_box_that_is_held_has_no_element_outside(pair):
+    outer, inner = pair
+    shape = (EXTENT,) * len(outer.shape)
+    if contains(outer, inner):
+        assert not (mask(inner, shape) & ~mask(outer, shape)).any()
+    elif inner.volume:
+        assert (mask(inner, shape) & ~mask(outer, shape)).any()
+
+
+@given(PAIRS)
+def test_coordinates_within_the_outer_box_show_the_same_elements(pair):
+    outer, other = pair
+    inner = intersect(outer, other)
+    if inner is None:
+        return
+    numbers = np.arange(EXTENT ** len(outer.shape)).reshape((EXTENT,) * len(outer.shape))
+
+    def cut(box: Box) -> np.ndarray:
+        return numbers[tuple(slice(a, b) for a, b in zip(box.offset, box.stop, strict=True))]
+
+    assert (cut(outer)[tuple(slice(a, b) for a, b in inner.within(outer))] == cut(inner)).all()
+
+
+@given(boxes(2))
+def test_volume_counts_the_elements(box):
+    assert box.volume == mask(box, (EXTENT, EXTENT)).sum()
+
+
+def test_a_scalar_is_one_element():
+    scalar = whole(())
+    assert scalar.volume == 1
+    assert intersect(scalar, scalar) == scalar
+    assert tiling_fault((), [scalar]) is None
+    assert "overlap" in (tiling_fault((), [scalar, scalar]) or "")
+    assert tiling_fault((), []) == "1 of 1 elements are in no box"
+
+
+@given(tilings())
+def test_a_cut_tensor_is_tiled_in_any_order_and_with_empty_boxes_beside(case):
+    shape, pieces = case
+    assert tiling_fault(shape, pieces) is None
+    assert tiling_fault(shape, [*pieces, Box(shape, (0,) * len(shape))] if shape else pieces) is None
+
+
+@given(tilings(), st.data())
+def test_a_piece_that_is_missing_or_twice_there_is_a_fault(case, data):
+    shape, pieces = case
+    index = data.draw(st.integers(0, len(pieces) - 1))
+    assert "are in no box" in (tiling_fault(shape, pieces[:index] + pieces[index + 1 :]) or "")
+    assert "overlap" in (tiling_fault(shape, [*pieces, pieces[index]]) or "")
+
+
+@given(st.lists(boxes(2), max_size=5))
+def test_the_verdict_is_that_of_counting_every_element(pieces):
+    shape = (EXTENT, EXTENT)
+    counts = sum((mask(box, shape).astype(int) for box in pieces), np.zeros(shape, int))
+    assert (tiling_fault(shape, pieces) is None) == bool((counts == 1).all())
+
+
+def test_a_box_outside_the_tensor_is_named():
+    assert tiling_fault((4,), [Box((0,), (5,))]) == "box at (0,) of shape (5,) lies outside a tensor of shape (4,)"
+    assert "outside" in (tiling_fault((4,), [Box((0, 0), (2, 2))]) or "")
+
+
+def test_a_part_says_where_its_box_lies_in_the_local_tensor():
+    weight = np.arange(48).reshape(8, 6)
+    local = np.zeros((10, 6), int)
+    part = Part("w", (8, 6), Box((4, 2), (4, 3)), ((5, 9), (1, 4)))
+    local[5:9, 1:4] = weight[4:8, 2:5]
+    smaller = part.narrow(Box((5, 3), (2, 2)))
+    assert (smaller.name, smaller.global_shape, smaller.region) == ("w", (8, 6), ((6, 8), (2, 4)))
+    assert (local[6:8, 2:4] == weight[5:7, 3:5]).all()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Box((0,), (1, 2)),
+        lambda: Box((-1,), (1,)),
+        lambda: Part("w", (4,), Box((2,), (3,)), ((0, 3),)),
+        lambda: Part("w", (4,), Box((0,), (2,)), ((0, 3),)),
+        lambda: Part("w", (4,), Box((0,), (2,)), ((0, 2),)).narrow(Box((1,), (2,))),
+        lambda: Box((1,), (1,)).within(Box((0,), (1,))),
+        lambda: intersect(Box((0,), (1,)), Box((0, 0), (1, 1))),
+    ],
+)
+def test_a_programmers_mistake_is_an_assertion(wrong):
+    with pytest.raises(AssertionError):
+        wrong()
