@@ -85,8 +85,10 @@ def save_pieces(
         try:
             manifest = assemble(header, reports or [])
             publish(run, staging, manifest, disk, owner_check)
-        except BaseException:
+        except BaseException as error:
             discard(staging)
+            if isinstance(error, OSError):
+                raise CheckpointError(f"checkpoint of step {header.step} not saved: {reason_of(error)}") from error
             raise
         return manifest.total_bytes, _retain(run, keep, header.step)
 

@@ -60,7 +60,7 @@ def writer():
 def trial(writer, run, attempt, chance, save_s) -> tuple[int, int, int]:
     """One attempt that is killed: (step it resumed from, last step it said was durable, exit code)."""
     by_number = attempt % 2 == 0
-    writer.order(run=str(run.path), attempt=attempt, steps=1000, die_at=chance.randrange(80) if by_number else None)
+    writer.order(run=str(run.path), attempt=attempt, steps=1000, die_at=chance.randrange(60) if by_number else None)
     word, pid = writer.hear()
     assert word == "pid"
     child = os.pidfd_open(pid)  # a handle of this very process: no number that may be another's, or -1, is ever signalled

@@ -12,7 +12,7 @@ from slurmtrain.cli.data import command
 from slurmtrain.data.build import build, find_texts
 from slurmtrain.data.tokens import TokenFolder
 from slurmtrain.errors import DataError, UserError
-from tests.fakes.failing_disk import FailingDisk
+from tests.fakes.disk import FakeDisk
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_a_full_disk_leaves_what_was_there(texts, tmp_path, method, force):
     if force:
         build([texts / "b.txt"], out)
     with pytest.raises(DataError, match="No space left on device"):
-        build([texts], out, force=force, disk=FailingDisk({method: None}, errno.ENOSPC))
+        build([texts], out, force=force, disk=FakeDisk({method: None}, errno.ENOSPC))
     assert sorted(p.name for p in tmp_path.iterdir()) == (["out", "texts"] if force else ["texts"])
     assert not force or documents(out) == [[98, 98, 256]]
 

@@ -13,7 +13,7 @@ from slurmtrain.rundir import RunDir
 from slurmtrain.store.commit import discard, open_staging, publish
 from slurmtrain.store.listing import newest_verified, steps_present
 from slurmtrain.store.verify import verify
-from tests.fakes.failing_disk import FailingDisk
+from tests.fakes.disk import FakeDisk
 from tests.store.checkpoints import filled, manifest_of, save
 
 
@@ -86,7 +86,7 @@ def test_a_full_disk_publishes_nothing_and_the_next_try_works(tmp_path, method):
     run = RunDir(tmp_path)
     staging, manifest = staged(run, 10)
     with pytest.raises(OSError, match="No space"):
-        publish(run, staging, manifest, FailingDisk({method: None}), ours)
+        publish(run, staging, manifest, FakeDisk({method: None}), ours)
     assert steps_present(run.checkpoints) == []
     discard(staging)
     assert names(run) == []

@@ -14,7 +14,7 @@ from slurmtrain.clock import SystemClock
 from slurmtrain.telemetry import sink as sink_module
 from slurmtrain.telemetry.reader import read_events
 from slurmtrain.telemetry.sink import EventSink
-from tests.fakes.failing_disk import FailingDisk
+from tests.fakes.disk import FakeDisk
 
 
 class HungDisk(SystemDisk):
@@ -85,7 +85,7 @@ def test_a_queue_that_is_full_loses_events_and_says_so_once(path, monkeypatch):
 @pytest.mark.parametrize("code, words", [(errno.ENOSPC, "No space left on device"), (errno.EROFS, "Read-only file system")])
 def test_a_disk_that_refuses_is_counted_and_said_once(path, code, words):
     said = []
-    events = sink(path, disk=FailingDisk({"append": None}, code), report=said.append)
+    events = sink(path, disk=FakeDisk({"append": None}, code), report=said.append)
     for step in range(20):
         events.emit("step", step=step)
     assert events.close()
@@ -103,7 +103,7 @@ def test_a_folder_that_cannot_be_made_is_counted(tmp_path):
 
 
 def test_writing_goes_on_when_the_disk_has_room_again(path):
-    events = sink(path, disk=FailingDisk({"append": {1}}), report=lambda _: None)
+    events = sink(path, disk=FakeDisk({"append": {1}}), report=lambda _: None)
     events.emit("step", step=1)
     while events.lost == 0:
         time.sleep(0.001)
