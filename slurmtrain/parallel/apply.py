@@ -1,7 +1,7 @@
 """Builds what a rank trains from model, plan and mesh. This module alone knows the order in which the pieces go together:
 
-layouts of the local parameters (tp, pp) -> modules without memory -> FSDP2 around blocks and root -> memory and first values ->
-buckets of replicas -> the schedule of micro-batches.
+layouts of the local parameters (tp, pp) -> modules (for FSDP2 without memory) -> FSDP2 around blocks and root, then memory -> first values
+-> buckets of replicas -> the schedule of micro-batches.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def build(
     index, count = mesh.index("pp"), plan.pp
     layers, first, last = plan.stages[index], index == 0, index == count - 1
     layouts = stage_layouts(model, layers, first=first, last=last, index=mesh.index("tp"), size=plan.tp)
-    with torch.device("meta"):
-        stage = Stage(model, layers, layouts, last=last, group=mesh.group("tp"), matmul=matmul)
     dp_group = mesh.group("dp")
     fsdp = plan.dp_mode == "fsdp" and dp_group is not None
+    with torch.device("meta" if fsdp else device):
+        stage = Stage(model, layers, layouts, last=last, group=mesh.group("tp"), matmul=matmul)
     if fsdp:
         assert dp_group is not None
         shard(stage, list(stage.layers.values()), dp_group, device, keep_unsharded=count > 1)
-    stage.to_empty(device=device)
+        stage.to_empty(device=device)
     stage.prepare(sequence_length, device)
     parameters = local_parameters(stage, layouts, mesh, fsdp=fsdp)
     for parameter in parameters:

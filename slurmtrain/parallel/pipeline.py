@@ -81,5 +81,10 @@ class OneForwardOneBackward:
         self._total = torch.zeros_like(self._total)
         inputs = (tokens_NT,) if self._first else ()
         target: dict[str, Any] = {"target": labels_NT} if self._last else {}
-        self._schedule.step(*inputs, return_outputs=False, **target)
+        try:
+            self._schedule.step(*inputs, return_outputs=False, **target)
+        except RuntimeError as error:
+            if error.__cause__ is None:
+                raise
+            raise error.__cause__ from None  # the stage wraps what went wrong into many lines about shapes
         return self._total

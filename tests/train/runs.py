@@ -41,15 +41,15 @@ class Run:
     nodes: int
     tasks_per_node: int
 
-    def attempt(self, number: int, *, script: Path | None = None, check: bool = True, timeout_s: float = 120) -> Finished:
-        """Start attempt `number`: the trainer, or a script that starts it with something changed."""
+    def attempt(self, number: int, *, disturb: str = "", check: bool = True, timeout_s: float = 240) -> Finished:
+        """Start attempt `number`; `disturb`: what `disturbed.py` makes happen on rank 1."""
         folder = self.run.attempt(number)
         folder.create()
         start = {"v": 1, "attempt": number, "nodes": [f"n{i + 1}" for i in range(self.nodes)], "tasks_per_node": self.tasks_per_node}
         folder.attempt_json.write_text(json.dumps(start))
-        entry = ["-m", "slurmtrain.train"] if script is None else [str(script)]
-        command = [sys.executable, *entry, str(self.run.path)]
-        env = {"SLURMTRAIN_ATTEMPT": str(number)}
+        entry = ["tests.train.disturbed" if disturb else "slurmtrain.train", str(self.run.path)]
+        command = [sys.executable, "-m", *entry]
+        env = {"SLURMTRAIN_ATTEMPT": str(number), "TEST_DISTURB": disturb}
         return run_command(command, nodes=self.nodes, tasks_per_node=self.tasks_per_node, timeout_s=timeout_s, env=env, check=check)
 
     def events(self, kind: str, attempt: int | None = None, rank: int = 0) -> list[dict]:
