@@ -112,7 +112,7 @@ def test_blocks_of_two():
 
 
 def test_the_version_decides_about_cgroups():
-    assert "cgroup.conf" not in conf.files(record((22, 5)), Folder(Path("/f")))
+    assert conf.files(record((22, 5)), Folder(Path("/f")))["cgroup.conf"] == "CgroupPlugin=cgroup/v1\n"
     assert conf.files(record((24, 11)), Folder(Path("/f")))["cgroup.conf"] == "CgroupPlugin=disabled\n"
     assert version("slurm-wlm 22.05.8\n") == (22, 5)
     assert version("slurm 24.11.5") == (24, 11)

@@ -43,8 +43,8 @@ def parser() -> argparse.ArgumentParser:
     for name, text in (("down", "end the cluster and remove its folder"), ("status", "what runs; exit code 1 when something does not")):
         commands.add_parser(name, parents=[where], help=text)
     commands.add_parser("env", parents=[where], help="print the export lines that a shell needs")
-    for name, text in (("fail", "kill a node"), ("hang", "freeze a node (SIGSTOP)"), ("restore", "bring a node back, and wait for it")):
-        commands.add_parser(name, parents=[where], help=text).add_argument("node", metavar="NODE")
+    for name, text in (("fail", "kill nodes"), ("hang", "freeze nodes (SIGSTOP)"), ("restore", "bring nodes back, and wait for them")):
+        commands.add_parser(name, parents=[where], help=text).add_argument("nodes", metavar="NODE", nargs="+")
     return top
 
 
@@ -68,7 +68,7 @@ def run(argv: Sequence[str]) -> int:
             print(f"export {name}={quote(value)}")
     else:
         deed = {"fail": faults.fail, "hang": faults.hang, "restore": faults.restore}[args.command]
-        print(deed(folder, args.node))
+        print("\n".join(deed(folder, args.nodes)))
     return 0
 
 

@@ -118,8 +118,11 @@ def gres_conf(record: Record, folder: Folder) -> str:
 
 
 def cgroup_conf(record: Record) -> str:
-    """cgroup.conf: from 23.x on slurmd would want a cgroup of its own."""
-    return "CgroupPlugin=disabled\n" if record.slurm >= (23, 2) else ""
+    """cgroup.conf: nothing here uses cgroups, but slurmd loads a plugin, and ends where the one it detects does not work (containers).
+
+    22.05 cannot be told to go without; its plugin for v1 does nothing until it is used.
+    """
+    return f"CgroupPlugin={'disabled' if record.slurm >= (23, 2) else 'cgroup/v1'}\n"
 
 
 def slurmdbd_conf(record: Record, folder: Folder, password: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 
 from . import procs
 from .daemons import Cluster, node_states
@@ -13,26 +14,26 @@ from .spec import DevclusterError, Folder
 STOPPED = "Tt"
 
 
-def _node(cluster: Cluster, name: str) -> None:
+def _of(folder: Folder, nodes: Sequence[str]) -> Cluster:
+    cluster = loaded(folder)
     names = cluster.record.spec.node_names
-    if name not in names:
-        raise DevclusterError(f"no node {name!r}: this cluster has {names[0]} to {names[-1]}")
+    if unknown := [node for node in nodes if node not in names]:
+        raise DevclusterError(f"no node {' '.join(unknown)}: this cluster has {names[0]} to {names[-1]}")
+    return cluster
 
 
-def fail(folder: Folder, node: str) -> str:
-    """The node loses power."""
+def fail(folder: Folder, nodes: Sequence[str]) -> list[str]:
+    """The nodes lose power, one after the other."""
     with alone(folder):
-        cluster = loaded(folder)
-        _node(cluster, node)
-        return f"{node}: {kill_node(cluster, node)} processes killed"
+        cluster = _of(folder, nodes)
+        return [f"{node}: {kill_node(cluster, node)} processes killed" for node in nodes]
 
 
-def hang(folder: Folder, node: str) -> str:
-    """The node stops answering: SIGSTOP to the same processes, in the same order."""
+def hang(folder: Folder, nodes: Sequence[str]) -> list[str]:
+    """The nodes stop answering: SIGSTOP to the same processes, in the same order."""
     with alone(folder):
-        cluster = loaded(folder)
-        _node(cluster, node)
-        return f"{node}: {_stop_or_go(cluster, node, signal.SIGSTOP)} processes stopped"
+        cluster = _of(folder, nodes)
+        return [f"{node}: {_stop_or_go(cluster, node, signal.SIGSTOP)} processes stopped" for node in nodes]
 
 
 def _stop_or_go(cluster: Cluster, node: str, signum: int) -> int:
@@ -50,15 +51,16 @@ def _stop_or_go(cluster: Cluster, node: str, signum: int) -> int:
     return sum(procs.signal_until(find, signum, done) for find in ((daemons, jobs) if stop else (jobs, daemons)))
 
 
-def restore(folder: Folder, node: str) -> str:
-    """The node comes back: what was stopped goes on, a dead slurmd starts again; waits until jobs can run there."""
+def restore(folder: Folder, nodes: Sequence[str]) -> list[str]:
+    """The nodes come back: what was stopped goes on, a dead slurmd starts again; waits until jobs can run there."""
     with alone(folder):
-        cluster = loaded(folder)
-        _node(cluster, node)
+        cluster = _of(folder, nodes)
+        known = node_states(cluster)
         began = time.monotonic()
-        if cluster.alive(node):
-            _stop_or_go(cluster, node, signal.SIGCONT)
-        else:
-            revive(cluster, node, node_states(cluster))
-        wait_nodes(cluster, [node])
-        return f"{node}: back after {time.monotonic() - began:.1f} s"
+        for node in nodes:
+            if cluster.alive(node):
+                _stop_or_go(cluster, node, signal.SIGCONT)
+            else:
+                revive(cluster, node, known)
+        wait_nodes(cluster, nodes)
+        return [f"{' '.join(nodes)}: back after {time.monotonic() - began:.1f} s"]

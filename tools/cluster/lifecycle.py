@@ -8,7 +8,7 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -172,7 +172,7 @@ def _down_nodes(cluster: Cluster) -> list[str]:
     return [n for n in cluster.record.spec.node_names if n not in states or not states[n].up]
 
 
-def wait_nodes(cluster: Cluster, nodes: list[str], limit_s: float = NODES_LIMIT_S) -> None:
+def wait_nodes(cluster: Cluster, nodes: Sequence[str], limit_s: float = NODES_LIMIT_S) -> None:
     """Wait until the nodes can take jobs; nodes that Slurm holds down are resumed."""
     deadline = time.monotonic() + limit_s
     while True:
