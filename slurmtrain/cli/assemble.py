@@ -19,7 +19,7 @@ from slurmtrain.config.load import load_job
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.site import SiteConfig
 from slurmtrain.config.sites import choose_site, find_file
-from slurmtrain.errors import TemplateError, one_line
+from slurmtrain.errors import ConfigError, TemplateError, one_line
 from slurmtrain.fabric.plan import build_plan
 from slurmtrain.launch.directives import check_passthrough
 from slurmtrain.launch.interpreter import ask_versions, choose_python
@@ -83,6 +83,9 @@ def draft(wish: Wish, doors: Doors) -> Draft:
     site = choose_site(wish.site, doors.env, lambda: cluster_name(doors.slurm))
     check_job(job, site, where=str(wish.job_file))
     plan = build_plan(job, site)
+    if not job.data.path.is_dir():
+        problem = "no such folder: build it by slurmtrain data build PATH... --out DIR"
+        raise ConfigError(problem, where=str(wish.job_file), key="data.path", value=str(job.data.path))
     root = root_of_site(wish.root, doors.env, site)
     check_root(root)
     return Draft(job, site, plan, RunDir(root / job.run.name))

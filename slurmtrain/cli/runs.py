@@ -23,12 +23,14 @@ _JOB_ID = re.compile(r"\d+(_\d+)?")
 
 def root_of_site(option: Path | None, env: Mapping[str, str], site: SiteConfig) -> Path:
     """Where runs live: --root, $SLURMTRAIN_ROOT, the site's [paths] root, `./runs` for a site without Slurm. Raises ConfigError."""
-    said = option or env.get("SLURMTRAIN_ROOT") or site.paths.root
+    said = option or env.get("SLURMTRAIN_ROOT")
+    if said is None and site.paths.root is not None:
+        said = expand(site.paths.root, env, where=f"site {site.name}", key="paths.root")
     if said is None and site.launcher == "mpiexec":
         said = LOCAL_ROOT
     if said is None:
         raise ConfigError("where do runs live? give --root, SLURMTRAIN_ROOT, or [paths] root of the site", where=f"site {site.name}")
-    root = Path(os.path.abspath(expand(said, env, where=f"site {site.name}", key="paths.root")))  # noqa: PTH100 links stay
+    root = Path(os.path.abspath(said))  # noqa: PTH100 links stay
     if any(ch in str(root) for ch in "\\\n\r"):
         raise ConfigError("Slurm cannot write a log into a folder with a backslash or a line end in its name", key="root", value=str(root))
     return root

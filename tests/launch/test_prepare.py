@@ -6,14 +6,13 @@ import json
 
 import pytest
 
-from slurmtrain.atomic import SystemDisk
 from slurmtrain.config.stored import read_job, read_plan, read_site
 from slurmtrain.errors import ConfigError, RunExistsError, SlurmtrainError
 from slurmtrain.launch.prepare import RunContents, changes, create_run, discard_run, renew_run
 from slurmtrain.launch.request import CodeRecord, LaunchRequest
 from slurmtrain.launch.snapshot import Snapshot
 from slurmtrain.rundir import RunDir
-from tests.fakes.failing_disk import FailingDisk
+from tests.fakes.disk import FakeDisk
 from tests.launch.samples import job, plan, request, site
 
 
@@ -41,7 +40,7 @@ def everything(folder):
 
 
 def test_a_new_run_holds_all_that_a_job_needs(run, code):
-    create_run(run, contents(code), SystemDisk())
+    create_run(run, contents(code), FakeDisk())
     assert everything(run.path.parent) == sorted(
         ["llama"]
         + [
@@ -57,14 +56,14 @@ def test_a_new_run_holds_all_that_a_job_needs(run, code):
 
 
 def test_a_disk_that_is_full_at_any_point_leaves_nothing_and_one_line(run, code):
-    counting = FailingDisk({})
+    counting = FakeDisk({})
     create_run(run, contents(code), counting)
     discard_run(run)
-    writes = counting.calls.count("write")
+    writes = [method for method, _ in counting.calls].count("write")
     assert writes == 6
     for faults in [{"write": {n}} for n in range(1, writes + 1)] + [{"publish_dir": {1}}]:
         with pytest.raises(SlurmtrainError, match="No space left on device: nothing was submitted") as caught:
-            create_run(run, contents(code), FailingDisk(faults))
+            create_run(run, contents(code), FakeDisk(faults))
         assert "\n" not in str(caught.value)
         assert everything(run.path.parent) == []
 
@@ -72,26 +71,26 @@ def test_a_disk_that_is_full_at_any_point_leaves_nothing_and_one_line(run, code)
 def test_a_source_that_vanishes_leaves_nothing(run, code, tmp_path):
     (tmp_path / "source/model.py").unlink()
     with pytest.raises(SlurmtrainError, match=r"source/model.py: No such file"):
-        create_run(run, contents(code), SystemDisk())
+        create_run(run, contents(code), FakeDisk())
     assert everything(run.path.parent) == []
 
 
 def test_a_name_that_is_taken_meanwhile_keeps_what_is_there(run, code):
-    create_run(run, contents(code), SystemDisk())
+    create_run(run, contents(code), FakeDisk())
     run.stop.touch()
     with pytest.raises(RunExistsError):
-        create_run(run, contents(code), SystemDisk())
+        create_run(run, contents(code), FakeDisk())
     assert run.stop.exists()
     assert len(list(run.path.parent.iterdir())) == 1
 
 
 def test_renewal_takes_new_code_and_configuration_and_keeps_the_rest(run, code, tmp_path):
-    create_run(run, contents(code), SystemDisk())
+    create_run(run, contents(code), FakeDisk())
     (run.checkpoints / "step-00000005").mkdir()
     run.stop.touch()
     (run.code / "stale.py").write_text("")
     (tmp_path / "source/model.py").write_text("two")
-    renew_run(run, contents(code, job(time="2:00:00")), SystemDisk())
+    renew_run(run, contents(code, job(time="2:00:00")), FakeDisk())
     assert read_job(run.job_json).slurm.time == "2:00:00"
     assert [p.name for p in run.code.iterdir()] == ["model.py"]
     assert (run.code / "model.py").read_text() == "two"
@@ -101,31 +100,27 @@ def test_renewal_takes_new_code_and_configuration_and_keeps_the_rest(run, code, 
 
 
 def test_renewal_on_a_full_disk_keeps_the_old_code(run, code):
-    create_run(run, contents(code), SystemDisk())
+    create_run(run, contents(code), FakeDisk())
     with pytest.raises(SlurmtrainError, match="No space left"):
-        renew_run(run, contents(code), FailingDisk({"write": {1}}))
+        renew_run(run, contents(code), FakeDisk({"write": {1}}))
     assert (run.code / "model.py").read_text() == "one"
     assert not [p for p in run.path.iterdir() if p.name.startswith(".")]
 
 
 def test_renewal_between_a_copy_and_live_code(run, code, tmp_path):
     live = Snapshot(CodeRecord(live=True), (), link=tmp_path / "source")
-    create_run(run, contents(live), SystemDisk())
+    create_run(run, contents(live), FakeDisk())
     assert run.code.readlink() == tmp_path / "source"
-    renew_run(run, contents(code), SystemDisk())
+    renew_run(run, contents(code), FakeDisk())
     assert not run.code.is_symlink()
     assert (tmp_path / "source/model.py").exists()
-    renew_run(run, contents(live), SystemDisk())
+    renew_run(run, contents(live), FakeDisk())
     assert run.code.is_symlink()
 
 
 def test_changes_are_told_key_by_key():
     assert changes(job(), job()) == []
-    assert changes(job(), job(time="5", environment={"A": "1"})) == [
-        "slurm.time: None -> 5",
-        "environment: {} -> None",
-        "environment.A: None -> 1",
-    ]
+    assert changes(job(), job(time="5", environment={"A": "1"})) == ["slurm.time: None -> 5", "environment.A: None -> 1"]
 
 
 @pytest.mark.parametrize("key", ["layers", "hidden", "heads", "vocab", "kv_heads"])
