@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import platform
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from slurmtrain import __version__
 from slurmtrain.errors import SlurmtrainError, one_line
 from slurmtrain.preflight.judge import Expected
-from slurmtrain.resilience.classify import Verdict
+from slurmtrain.resilience.classify import Verdict, classify
 from slurmtrain.resilience.composition import Composition
 from slurmtrain.resilience.decide import Limits
-from slurmtrain.resilience.judgement import durable_step, judge_end
+from slurmtrain.resilience.judgement import durable_step, evidence_of, judge_end
 from slurmtrain.resilience.nodecheck import check_nodes, write_nonce
 from slurmtrain.resilience.placement import Chosen, check_grant, choose, expected_memory, read_excluded
 from slurmtrain.resilience.ranks import check_spec, rank_spec
-from slurmtrain.resilience.records import AttemptRecord, Outcome, Owner, differences, read_attempt, write_attempt
+from slurmtrain.resilience.records import AttemptRecord, Outcome, Owner, close_attempt, differences, read_attempts, write_attempt
 from slurmtrain.resilience.signals import INTERRUPT, NOTICE, TERM
-from slurmtrain.resilience.watch import Watch
+from slurmtrain.resilience.watch import Watch, Watched
 from slurmtrain.slurm.hostlist import fold
 
 KILL_WAIT_DEFAULT_S = 30.0
@@ -81,14 +82,24 @@ def _go(c: Composition, begun: AttemptRecord) -> Ended:
     if isinstance(checked, Verdict):
         return Ended(begun, _outcome(c, checked), own_will=c.signals.count(NOTICE) > 0)
     record = checked
-    for change in differences(read_attempt(c.run, record.attempt - 1), record):
+    for change in differences(_before(c, record), record):
         c.say(f"changed since the attempt before: {change}")
     watch = _watch(c, record)
     watch.learn()
     step = c.launcher.start(rank_spec(c.setup, record.attempt, record.nodes, c.allocation.step_job_id, c.environ, command=c.command))
-    watched = watch.until_over(step)
-    verdict = judge_end(c, record, watched, watch.tracker, step)
-    return Ended(record, _outcome(c, verdict), watched.own_will)
+
+    def note(so_far: Watched) -> None:
+        with suppress(OSError):
+            close_attempt(c.run, c.disk, record, _outcome(c, classify(evidence_of(c, record, so_far, watch.tracker, step))))
+
+    watched = watch.until_over(step, note)
+    verdict = judge_end(c, record, evidence_of(c, record, watched, watch.tracker, step))
+    return Ended(record, _outcome(c, replace(verdict, step=verdict.step or watch.tracker.last_step)), watched.own_will)
+
+
+def _before(c: Composition, record: AttemptRecord) -> AttemptRecord | None:
+    """The newest earlier attempt whose versions are known."""
+    return next((r for r in reversed(read_attempts(c.run)) if r.attempt < record.attempt and r.packages), None)
 
 
 def _check(c: Composition, record: AttemptRecord) -> AttemptRecord | Verdict:

@@ -22,11 +22,19 @@ _TAIL_BYTES = 8192
 _NOISE = re.compile(r"^=|^srun: |^slurmstepd|^\s*$")
 
 
-def judge_end(c: Composition, record: AttemptRecord, watched: Watched, tracker: Tracker, step: Step) -> Verdict:
-    """The verdict on an attempt whose launcher is gone."""
+def judge_end(c: Composition, record: AttemptRecord, evidence: Evidence) -> Verdict:
+    """The verdict on an attempt whose launcher is gone; where a node fell silent, after Slurm's word on it."""
+    verdict = classify(evidence)
+    if verdict.kind == "node_failure":
+        return classify(replace(evidence, down=slurms_word(c, record, verdict)))
+    return verdict
+
+
+def evidence_of(c: Composition, record: AttemptRecord, watched: Watched, tracker: Tracker, step: Step) -> Evidence:
+    """What is known now."""
     words = step.words()
     spoke = tracker.spoke or bool(watched.records)
-    evidence = Evidence(
+    return Evidence(
         nodes=record.nodes,
         tasks_per_node=record.tasks_per_node,
         records=watched.records,
@@ -38,10 +46,6 @@ def judge_end(c: Composition, record: AttemptRecord, watched: Watched, tracker: 
         log=last_words(c.run.attempt(record.attempt).path, words),
         ended_because=watched.ended_because,
     )
-    verdict = classify(evidence)
-    if verdict.kind == "node_failure":
-        verdict = classify(replace(evidence, down=slurms_word(c, record, verdict)))
-    return replace(verdict, step=tracker.last_step if verdict.step is None else verdict.step)
 
 
 def _down_now(c: Composition, record: AttemptRecord, *, spoke: bool) -> frozenset[str] | None:

@@ -1,7 +1,7 @@
 """What a launcher says about tasks that ended, as deaths of world ranks: a hint for the cause, never for the outcome.
 
-srun numbers tasks over its own sorted node list, in blocks of `tasks_per_node`; the world has its own order of nodes. Lines after
-"Terminating StepId" or "Force Terminated" tell of tasks that srun ended itself: they are no causes.
+srun numbers tasks over its own sorted node list, in blocks of `tasks_per_node`; the world has its own order of nodes. What ended by
+a signal after "Terminating StepId" was ended by srun itself: no cause.
 
 >>> sorted(deaths_in("srun: error: n1: task 3: Exited with exit code 7", ("n2", "n1"), 4).items())
 [(7, Death(code=7, how='exited with code 7'))]
@@ -24,12 +24,16 @@ _HYDRA = re.compile(r"EXIT CODE: (\d+)")
 def deaths_in(words: str, nodes: Sequence[str], tasks_per_node: int) -> dict[int, Death]:
     """Deaths by world rank, in the order in which they were told; `nodes` in the order of the world."""
     found: dict[int, Death] = {}
+    ending = False
     for line in words.splitlines():
-        if _ENDING.search(line):
-            break
-        if form := _TASKS.search(line):
+        ending = ending or _ENDING.search(line) is not None
+        form = _TASKS.search(line)
+        if form is None:
+            continue
+        death = _death(form[3])
+        if death.code is not None or not ending:
             for rank in _ranks(form[1], form[2], nodes, tasks_per_node):
-                found.setdefault(rank, _death(form[3]))
+                found.setdefault(rank, death)
     return found
 
 

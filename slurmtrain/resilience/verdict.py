@@ -7,6 +7,8 @@ healthy, and nobody waits.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from slurmtrain.atomic import Disk
 from slurmtrain.clock import Clock
 from slurmtrain.errors import EXIT_TEMPFAIL, LaunchError
@@ -31,8 +33,10 @@ def slurms_word(c: Composition, record: AttemptRecord, verdict: Verdict) -> froz
     """Which nodes are gone. Writes how things stand first: Slurm may end this process at any moment."""
     gone = verdict.suspects or (verdict.node,)
     c.say(f"{verdict.cause}; waiting for Slurm's word on {' '.join(gone)}")
-    close_attempt(c.run, c.disk, record, Outcome("node_failure", verdict.cause, node=verdict.node, step=verdict.step, t_end=c.clock.time()))
-    write_exit_code(c.run, c.disk, EXIT_TEMPFAIL)
+    with suppress(OSError):
+        outcome = Outcome("node_failure", verdict.cause, node=verdict.node, step=verdict.step, t_end=c.clock.time())
+        close_attempt(c.run, c.disk, record, outcome)
+        write_exit_code(c.run, c.disk, EXIT_TEMPFAIL)
     known = c.allocation.down(gone)
     if not known:
         spec = check_spec(c.setup, record.attempt, gone, c.allocation.step_job_id, c.environ)

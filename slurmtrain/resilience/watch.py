@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from slurmtrain.atomic import Disk
 from slurmtrain.clock import Clock
+from slurmtrain.errors import LaunchError
 from slurmtrain.resilience.allocation import Allocation
 from slurmtrain.resilience.deadline import stop_at, too_short
 from slurmtrain.resilience.decide import Ask, EndStep, Judge, Limits, View, decide
@@ -71,8 +72,12 @@ class Watch:
         if warning := too_short(self._clock.time(), grant.end_time, [self.tracker.slowest_save_s], self.tracker.step_s):
             self._say(warning)
 
-    def until_over(self, step: Step) -> Watched:
-        """Look until the launcher is gone and every record that will come is there."""
+    def until_over(self, step: Step, before_end: Callable[[Watched], None]) -> Watched:
+        """Look until the launcher is gone and every record that will come is there.
+
+        `before_end` is called before the step is ended by force: that takes a while on a dead node, and Slurm may end this process
+        in it; what is known must stand before.
+        """
         started_at = self._clock.monotonic()
         while True:
             over = step.poll() is not None
@@ -83,12 +88,18 @@ class Watch:
             if isinstance(deed, Ask):
                 self._ask(deed)
             elif isinstance(deed, EndStep):
+                self._say(f"ending the step: {deed.why}")
+                self._ended_because = deed.why
+                before_end(self._so_far())
                 self._end(step, deed)
                 break
             self._clock.sleep(POLL_S)
         self._settle()
+        return self._so_far()
+
+    def _so_far(self) -> Watched:
         own_will = self._deadline or self._signals.count(NOTICE) > 0
-        return Watched(self._records, self._asked[0] if self._asked else None, own_will, self._ended_because)
+        return Watched(dict(self._records), self._asked[0] if self._asked else None, own_will, self._ended_because)
 
     def _look(self) -> None:
         for event in self.tracker.take(self._tail.poll()):
@@ -137,9 +148,10 @@ class Watch:
             self._say(f"cannot write {self._attempt.stop}: {error.strerror}: the ranks are not told to stop")
 
     def _end(self, step: Step, deed: EndStep) -> None:
-        self._say(f"ending the step: {deed.why}")
-        self._ended_because = deed.why
-        step.end(deed.grace_s)
+        try:
+            step.end(deed.grace_s)
+        except LaunchError as error:
+            self._say(str(error))
 
     def _settle(self) -> None:
         """Records may reach this host later than the launcher's end: wait for those that are due, a little."""
