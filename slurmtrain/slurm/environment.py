@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_SLURMS_OWN = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_")
+_SLURMS_OWN = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_")
 _OF_QUERIES = ("SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_", "SINFO_")
 
 _STEP_OPTION_WORDS = """
@@ -48,5 +48,4 @@ def query_env(env: Mapping[str, str]) -> dict[str, str]:
 
 def local_env(env: Mapping[str, str]) -> dict[str, str]:
     """The environment of mpiexec on one machine: nothing by which it or a rank would take itself for a part of a Slurm job."""
-    drop = (*_PMI, "SLURMD_NODENAME", "SLURM_CPU_BIND")
-    return {name: value for name, value in submit_env(env).items() if not name.startswith(drop)}
+    return {name: value for name, value in submit_env(env).items() if not name.startswith(_PMI)}

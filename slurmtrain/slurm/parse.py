@@ -50,9 +50,9 @@ def _job(record: str) -> JobInfo:
     middle, _, tail = head["rest"].partition(" Command=")
     said = _pairs(middle)
     comment = (_COMMENT_OF_BATCH if said.get("BatchFlag") == "1" else _COMMENT_OF_OTHERS).search(tail)
-    count, state = _number(said.get("NumNodes")), said.get("JobState", "")
+    state, tres = said.get("JobState", ""), _tres(said)
     job_id, array = _array(head["id"], _pairs(head["ids"]))
-    cpus, memory = _number(said.get("NumCPUs")), _memory(said.get("AllocTRES", "")) or _memory(said.get("ReqTRES", said.get("TRES", "")))
+    count = _number(tres.get("node")) or 0  # NumNodes shrinks while nodes of a job that ends come free
     return JobInfo(
         job_id=job_id,
         name=head["name"],
@@ -67,8 +67,8 @@ def _job(record: str) -> JobInfo:
         partition=_text(said.get("Partition")),
         comment=_text(comment["comment"].strip()) if comment else "",
         user=head["user"],
-        cpus_per_node=cpus // count if cpus and count else None,
-        memory_per_node_bytes=memory // count if memory and count else None,
+        cpus_per_node=(_number(tres.get("cpu")) or 0) // count if count else None,
+        memory_per_node_bytes=_size(tres.get("mem", "")) // count if count else None,
         array=array,
     )
 
@@ -80,8 +80,10 @@ def queue(text: str) -> list[JobInfo]:
 
 def _queued(columns: Sequence[str]) -> JobInfo:
     job_id, name, state, reason, nodes, start, end, partition, comment, user, batch_host = columns
+    hosts = _hosts(nodes)
+    host = batch_host if batch_host in hosts else ""  # of salloc squeue names the machine that it runs on
     return JobInfo(
-        job_id, name, state, _text(reason), _hosts(nodes), _text(batch_host), start_time=when(start), end_time=when(end),
+        job_id, name, state, _text(reason), hosts, host, start_time=when(start), end_time=when(end),
         partition=partition, comment=_text(comment), user=user, array=_member(job_id),
     )  # fmt: skip
 
@@ -205,10 +207,17 @@ def _number(value: str | None) -> int | None:
     return int(found[0]) if found else None
 
 
-def _memory(tres: str) -> int | None:
-    """Bytes of `mem=32000M` in a TRES list."""
-    found = re.search(r"(?:^|,)mem=(\d+(?:\.\d+)?)([KMGTP]?)", tres)
-    return int(float(found[1]) * _SIZES.get(found[2], _MEGABYTE)) if found else None
+def _tres(said: dict[str, str]) -> dict[str, str]:
+    """What a job has, or asks for while it waits: {"cpu": "16", "mem": "32000M", "node": "2"} (`TRES` until 22.05)."""
+    lists = (_text(said.get(key)) for key in ("AllocTRES", "TRES", "ReqTRES"))
+    pairs = (part.partition("=") for part in next((text for text in lists if text), "").split(","))
+    return {key: value for key, _, value in pairs}
+
+
+def _size(text: str) -> int:
+    """Bytes of `32000M`; without a unit Slurm means megabytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP]?)", text)
+    return int(float(found[1]) * _SIZES.get(found[2], _MEGABYTE)) if found else 0
 
 
 def _exit_code(text: str | None, state: str) -> int | None:
