@@ -77,6 +77,7 @@ def _bootstrap_sql(root: Path, password: str) -> str:
         raise DevclusterError(f"MariaDB's own tables are not in {root / SQL_FOLDERS[0]} ({', '.join(missing)})")
     tables = [path.read_text() for path in found if path is not None]
     ours = [
+        "CREATE DATABASE slurm_acct_db;",  # left to slurmdbd, it connects twice with one handle, which libmariadb of Debian 13 cannot
         "FLUSH PRIVILEGES;",
         f"CREATE USER slurm@'127.0.0.1' IDENTIFIED BY '{password}';",
         "GRANT ALL ON *.* TO slurm@'127.0.0.1';",

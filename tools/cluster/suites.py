@@ -40,7 +40,7 @@ LIBRARIES = {
 SYSTEM = {"bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr", "etc", "var", "boot", "run", "proc", "sys", "dev", "lost+found"}
 ACCOUNTS = ("etc/passwd", "etc/group", "etc/hosts", "etc/resolv.conf")
 MARK = "etc/devcluster-suite"
-VIEWS = Path("/run/slurmtrain-devcluster")
+VIEWS = "/run/slurmtrain-devcluster"
 CLIENTS = [
     "sacct",
     "sacctmgr",
@@ -114,7 +114,7 @@ def _run(argv: Sequence[str]) -> int:
 
 def view(folder: Folder) -> Path:
     """Where the cluster's processes have their root."""
-    return VIEWS / hashlib.sha256(os.fsencode(folder.root)).hexdigest()[:12]
+    return Path(f"{VIEWS}-{hashlib.sha256(os.fsencode(folder.root)).hexdigest()[:12]}")
 
 
 def binds(top_level: Iterable[str], pythons: Iterable[str]) -> list[str]:
@@ -165,9 +165,8 @@ def unmount(folder: Folder) -> None:
             subprocess.run(["umount", *how, str(root)], env={"PATH": SEARCH}, capture_output=True, check=False)
     if mounts_in(root):
         raise DevclusterError(f"{root} could not be unmounted: `umount -R -l {root}`")
-    for path in (root, VIEWS):
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
+    if root.is_dir():
+        root.rmdir()
 
 
 def mounts_in(folder: Path) -> list[str]:
