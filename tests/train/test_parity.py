@@ -10,9 +10,11 @@ from slurmtrain.checkpoint.state import load_checkpoint
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.listing import newest_verified
 from tests.mpi_world import run_world
-from tests.parallel.layouts import MODEL, reference
+from tests.parallel import layouts
+from tests.parallel.layouts import reference
 from tests.train.worlds import LR, everything
 
+MODEL = layouts.MODEL.model_copy(update={"layers": 2})
 STEPS, CLIP, EACH = 20, 0.1, 3
 """Clipping is active in nearly every step at 0.1, as in torchtitan#596."""
 LAYOUTS = {
