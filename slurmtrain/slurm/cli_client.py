@@ -82,7 +82,7 @@ class CliSlurm:
             done = self._shell.run(argv, timeout_s=self._timeout_s, env=submit_env(self._env))
             if done.ok:
                 job_id, cluster = parse.submitted(done.out)
-                return f"{job_id};{cluster}" if cluster and cluster != self.config_value("ClusterName") else job_id
+                return f"{job_id};{cluster}" if cluster and not self._is_ours(cluster) else job_id
             if pause_s is None or not _REFUSED_FOR_NOW.search(done.err):
                 break
             self._clock.sleep(pause_s)
@@ -140,6 +140,12 @@ class CliSlurm:
             raise SlurmError(f"{step!r} is not a step of job {job}: a number, batch, extern or interactive")
         how = [*(["--batch"] if batch else []), *([f"--signal={signal}"] if signal else [])]
         self._do(["scancel", *_clusters(cluster), *how, job if step is None else f"{job}.{step}"], done_already=_OVER)
+
+    def _is_ours(self, cluster: str) -> bool:
+        try:
+            return self.config_value("ClusterName") == cluster
+        except SlurmError:
+            return False
 
     def _ask(self, argv: Sequence[str], *, unknown: re.Pattern[str] | None = None) -> Completed:
         """Run a question once; what matches `unknown` is an answer too. Raises SlurmError."""
