@@ -128,7 +128,7 @@ def script_of(request: LaunchRequest, doors: Doors) -> Callable[[Sequence[str]],
 
 def prepare_words(wish: Wish, made: Draft, python: str, env: Mapping[str, str]) -> tuple[str, ...]:
     """The command by which a script that was given to sbatch by hand makes its run folder, if job and site are still the same."""
-    words = [python, "-m", "slurmtrain.cli.main", "submit", os.path.abspath(wish.job_file), "--root", str(made.run.path.parent)]  # noqa: PTH100
+    words = [python, "-P", "-m", "slurmtrain.cli.main", "submit", os.path.abspath(wish.job_file), "--root", str(made.run.path.parent)]  # noqa: PTH100
     site = wish.site or env.get("SLURMTRAIN_SITE")
     for name, value in {"site": site, **wish.values}.items():
         if value is not None:

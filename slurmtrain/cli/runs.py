@@ -31,8 +31,9 @@ def root_of_site(option: Path | None, env: Mapping[str, str], site: SiteConfig) 
     if said is None:
         raise ConfigError("where do runs live? give --root, SLURMTRAIN_ROOT, or [paths] root of the site", where=f"site {site.name}")
     root = Path(os.path.abspath(said))  # noqa: PTH100 links stay
-    if any(ch in str(root) for ch in "\\\n\r"):
-        raise ConfigError("Slurm cannot write a log into a folder with a backslash or a line end in its name", key="root", value=str(root))
+    if any(ch in str(root) for ch in "%\\\n\r"):
+        problem = "Slurm and submitit read percent signs, backslashes and line ends in a path as their own: choose a folder without"
+        raise ConfigError(problem, key="root", value=str(root))
     return root
 
 

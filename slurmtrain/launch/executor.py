@@ -18,7 +18,7 @@ from submitit.slurm import slurm as submitit_slurm
 from slurmtrain.atomic import Disk
 from slurmtrain.errors import ConfigError
 from slurmtrain.launch.job import ClientWatcher, RunJob
-from slurmtrain.launch.request import LaunchRequest, log_option
+from slurmtrain.launch.request import LaunchRequest
 from slurmtrain.rundir import RunDir
 from slurmtrain.slurm.client import SlurmClient
 
@@ -97,7 +97,7 @@ class SlurmExecutor(submitit_slurm.SlurmExecutor):
     def _options(self, members: Sequence[int | None]) -> tuple[str, ...]:
         if not members:
             return self._request.sbatch_options
-        return (f"--array={members[0]}-{members[-1]}", log_option(self.folder / "slurm-%A_%a.out"))
+        return (f"--array={members[0]}-{members[-1]}", f"--output={self.folder / 'slurm-%A_%a.out'}")
 
     def _job(self, run: RunDir, job_id: str) -> RunJob:
         return RunJob(run.submit, job_id, (0,), watcher=self._watcher)

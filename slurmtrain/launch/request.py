@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Protocol
 
 from pydantic import Field
@@ -109,7 +108,7 @@ def build_request(job: JobConfig, site: SiteConfig, plan: Plan, run: RunDir, fac
         python=facts.python,
         directives=directives(job, site, plan, run),
         passthrough=facts.passthrough,
-        sbatch_options=(log_option(run.slurm_out("%A_%a" if members else "%j")),),
+        sbatch_options=(f"--output={run.slurm_out('%A_%a' if members else '%j')}",),
         members=members,
         modules=site.environment.modules,
         exports={**site.environment.set, **site.fabric.environment, **job.environment},
@@ -128,12 +127,6 @@ def array_members(array: str | None) -> tuple[int, ...]:
         return ()
     first, last = (int(n) for n in array.partition("%")[0].split("-"))
     return tuple(range(first, last + 1))
-
-
-def log_option(pattern: Path) -> str:
-    """`--output=` for a path whose file name holds Slurm's own % words: those of the folder are doubled."""
-    folder = str(pattern.parent).replace("%", "%%")
-    return f"--output={folder}/{pattern.name}"
 
 
 def digest(*parts: Frozen) -> str:

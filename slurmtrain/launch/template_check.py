@@ -49,9 +49,9 @@ def _parse(source: Source) -> nodes.Template:
     try:
         tree = environment.parse(source.text)
         meta.find_undeclared_variables(tree)  # compiles: an unknown filter or test is found here
-        return tree
     except TemplateSyntaxError as error:
         raise TemplateError(f"{source.path}:{error.lineno}: {one_line(error.message or 'not a template')}") from None
+    return tree
 
 
 def _parent(source: Source, tree: nodes.Template) -> str | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from slurmtrain.launch.request import LaunchRequest, array_members, digest, log_option
+from slurmtrain.launch.request import LaunchRequest, array_members, digest
 from tests.launch.samples import job, request, site
 
 
@@ -27,10 +25,9 @@ def test_json_gives_the_same_request_back():
     assert made.members == (2, 3)
 
 
-def test_the_log_of_a_member_and_of_a_folder_with_percent_signs():
+def test_the_log_of_a_job_and_of_a_member():
     assert request().sbatch_options == ("--output=/runs/llama/slurm-%j.out",)
     assert request(job(array="1-2%1")).sbatch_options == ("--output=/runs/llama/slurm-%A_%a.out",)
-    assert log_option(Path("/a%j b/slurm-%j.out")) == "--output=/a%%j b/slurm-%j.out"
 
 
 def test_members_of_an_array():
