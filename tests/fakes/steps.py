@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.steps.launcher import StepSpec
@@ -17,11 +21,12 @@ KILLED = -9
 
 @dataclass
 class FakeRun:
-    """What a script gets: the spec, and `ending`, which is set when the step is to end. What it returns is the launcher's code."""
+    """What a script gets. `ending` is set when the step is to end, `killed` when it did not in time; what it returns is the code."""
 
     spec: StepSpec
     number: int
     ending: threading.Event = field(default_factory=threading.Event)
+    killed: threading.Event = field(default_factory=threading.Event)
     said: list[str] = field(default_factory=list)
 
     def write(self, text: str, node: int = 0) -> None:
@@ -38,10 +43,10 @@ Script = Callable[[FakeRun], int]
 
 
 class FakeStep:
-    """A script that runs in a thread; `killed`: it did not leave in time."""
+    """A script that runs in a thread."""
 
     def __init__(self, run: FakeRun, script: Script) -> None:
-        self.run, self.killed = run, False
+        self.run = run
         self._rc: int | None = None
         self._thread = threading.Thread(target=self._work, args=(script,), daemon=True)
         self._thread.start()
@@ -59,7 +64,7 @@ class FakeStep:
         return 100000 + self.run.number
 
     def poll(self) -> int | None:
-        if self.killed:
+        if self.run.killed.is_set():
             return KILLED
         return None if self._thread.is_alive() else self._rc
 
@@ -73,7 +78,8 @@ class FakeStep:
     def end(self, grace_s: float) -> None:
         self.run.ending.set()
         self._thread.join(grace_s)
-        self.killed = self._thread.is_alive()
+        if self._thread.is_alive():
+            self.run.killed.set()
 
 
 class FakeLauncher:
@@ -90,6 +96,8 @@ class FakeLauncher:
     def start(self, spec: StepSpec) -> FakeStep:
         if self._missing:
             raise LaunchError("fake cannot be started: No such file or directory: fake")
+        if not spec.output.parent.is_dir():
+            raise LaunchError(f"no folder for the log of the ranks: {spec.output.parent}")
         self.specs.append(spec)
         script = local_processes
         if self._scripts:
@@ -100,25 +108,40 @@ class FakeLauncher:
 
 
 def local_processes(run: FakeRun) -> int:
-    """Every task as a process of its own; SIGKILL when the step is to end. The first code that is not 0."""
-    spec, children = run.spec, []
-    for index, node in enumerate(spec.nodes):
-        for local in range(spec.tasks_per_node):
-            with open(str(spec.output).replace("%n", f"{index:03d}"), "ab") as log:
-                env = {**os.environ, **spec.environment, "SLURMTRAIN_NODE": node, "FAKE_LOCALID": str(local)}
-                try:
-                    children.append(
-                        subprocess.Popen(list(spec.command), env=env, cwd=spec.cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-                    )
-                except OSError as error:
-                    run.say(f"fake: {error.strerror}: {error.filename}")
-                    return 2
+    """Every task as a process of its own; the first code that is not 0."""
+    children: list[subprocess.Popen[bytes]] = []
+    for index, node in enumerate(run.spec.nodes):
+        for _ in range(run.spec.tasks_per_node):
+            try:
+                children.append(_start_task(run.spec, index, node))
+            except OSError as error:
+                run.say(f"fake: {error.strerror}: {error.filename}")
+                return 2
+    asked = False
     while any(child.poll() is None for child in children):
-        if run.ending.wait(0.02):
-            for child in children:
-                child.kill()
-                child.wait()
+        if run.ending.wait(0.02) and not asked:
+            asked = True
+            _signal_all(children, signal.SIGTERM)
+        if asked and run.killed.wait(0.02):
+            _signal_all(children, signal.SIGKILL)
     return next((child.returncode for child in children if child.returncode), 0)
+
+
+def _start_task(spec: StepSpec, index: int, node: str) -> subprocess.Popen[bytes]:
+    env = {**os.environ, **spec.environment, "SLURMTRAIN_NODE": node}
+    with open(str(spec.output).replace("%n", f"{index:03d}"), "ab") as log:
+        return subprocess.Popen(list(spec.command), env=env, cwd=spec.cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+
+def _signal_all(children: Sequence[subprocess.Popen[bytes]], signum: int) -> None:
+    """To the tasks; SIGKILL also to all that they started."""
+    for child in children:
+        if child.poll() is None:
+            below = psutil.Process(child.pid).children(recursive=True) if signum == signal.SIGKILL else []
+            for process in below:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signum)
+            child.send_signal(signum)
 
 
 def log_text(output: Path) -> str:
