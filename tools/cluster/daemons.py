@@ -67,7 +67,14 @@ class Cluster:
         environ = self.environ(**{procs.OWNER: str(self.folder.root), procs.ROLE: role})
         with open(out, "ab") as sink:
             daemon = subprocess.Popen(
-                self.argv(argv), env=environ, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True, cwd="/"
+                self.argv(argv),
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+                cwd="/",
+                umask=0o022,
             )
         self.folder.pid_file(role).write_text(f"{daemon.pid}\n")
 
@@ -95,10 +102,9 @@ def start_munged(cluster: Cluster) -> None:
     """An own munged, with an own key and socket: the system's is left alone."""
     folder = cluster.folder
     socket_path = folder.munge_socket
-    argv = [
-        "munged", "--foreground", "--force", f"--key-file={folder.munge_key}", f"--socket={socket_path}", "--num-threads=4",
-        f"--pid-file={folder.run}/munged-own.pid", f"--log-file={folder.log_file('munged')}", f"--seed-file={folder.state}/munged.seed",
-    ]  # fmt: skip
+    argv = ["munged", "--foreground", "--force", "--num-threads=4", "--origin=127.0.0.1"]  # the host's name may have no address
+    argv += [f"--key-file={folder.munge_key}", f"--socket={socket_path}", f"--seed-file={folder.state}/munged.seed"]
+    argv += [f"--pid-file={folder.run}/munged-own.pid", f"--log-file={folder.log_file('munged')}"]
     socket_path.unlink(missing_ok=True)
     cluster.start("munged", argv)
     cluster.wait_for("munged", socket_path.exists, limit_s=15)

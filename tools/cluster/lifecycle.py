@@ -58,10 +58,10 @@ def up(folder: Folder, spec: Spec) -> str:
         if record.spec != spec:
             raise DevclusterError(f"{folder.root} holds another cluster ({record.spec.words()}): `down` it first, or choose another --name")
         cluster = Cluster(folder, record)
-        if not procs.owned_by(folder):
+        missing = [role for role in roles(record) if not cluster.alive(role)]
+        if missing == roles(record):
             _remove(cluster)
             return _build(folder, spec, system) + " (rebuilt: none of its daemons ran)"
-        missing = [role for role in roles(record) if not cluster.alive(role)]
         if missing or _down_nodes(cluster):
             _start(cluster)
             return f"repaired: {cluster.record.spec.words()}" + (f" (did not run: {' '.join(missing)})" if missing else "")
