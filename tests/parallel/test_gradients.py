@@ -7,24 +7,22 @@ import torch
 import torch.distributed as dist
 
 from slurmtrain.parallel.apply import build
+from slurmtrain.parallel.data import Replicas
 from slurmtrain.parallel.parameters import squared_norm
+from slurmtrain.parallel.tensor import gather_sequence, scatter_sequence, vocabulary_loss
 from tests.mpi_world import gloo_group, run_world
 from tests.parallel.layouts import MODEL, SEQUENCE, TorchMesh, batch_of, plan_of, reference
 
 LAYOUTS = {
     "one": {},
     "accumulate": {"micro_batch": 2},
-    "tp2": {"tp": 2},
-    "tp2 micro": {"tp": 2, "micro_batch": 4},
-    "dp2": {"dp": 2},
-    "dp4 odd": {"dp": 4, "micro_batch": 2},
-    "dp2 fsdp": {"dp": 2, "mode": "fsdp"},
+    "tp2": {"tp": 2, "micro_batch": 4},
+    "dp2 accumulates": {"dp": 2},
     "dp4 fsdp": {"dp": 4, "mode": "fsdp"},
-    "pp2": {"pp": 2},
-    "pp2 micro": {"pp": 2, "micro_batch": 2},
+    "pp2": {"pp": 2, "micro_batch": 2},
     "pp4": {"pp": 4},
-    "tp2 pp2": {"tp": 2, "pp": 2},
-    "tp2 dp2": {"tp": 2, "dp": 2},
+    "tp2 pp2": {"tp": 2, "pp": 2, "micro_batch": 2},
+    "tp2 dp2": {"tp": 2, "dp": 2, "micro_batch": 4},
     "tp2 dp2 fsdp": {"tp": 2, "dp": 2, "mode": "fsdp", "micro_batch": 2},
     "pp2 dp2": {"pp": 2, "dp": 2},
     "pp2 dp2 fsdp": {"pp": 2, "dp": 2, "mode": "fsdp"},
@@ -63,12 +61,60 @@ def one_layout(model, layout):
 def all_layouts(cases):
     torch.set_num_threads(1)
     gloo_group()
-    return {(m, name): one_layout(MODELS[m], LAYOUTS[name]) for m, name in cases}
+    answers = {(m, name): one_layout(MODELS[m], LAYOUTS[name]) for m, name in cases}
+    return answers | {"loss": split_losses(), "buckets": bucket_sums(), "sequence": sequence_round_trip()}
+
+
+def split_losses():
+    """{scale: (loss, gradient of this rank's columns)} of 7 tokens over a vocabulary of 9, three columns a rank, the last rank none."""
+    rank = dist.get_rank()
+    start, answers = rank * 3, {}
+    for scale in (1.0, 1e4):
+        logits, labels = loss_case(scale)
+        mine = torch.zeros(7, 3)
+        real = max(0, min(3, 9 - start))
+        mine[:, :real] = logits[:, start : start + real]
+        mine.requires_grad_()
+        loss = vocabulary_loss(mine, labels, start=start, real=real, group=dist.group.WORLD)
+        (2 * loss).backward()
+        answers[scale] = loss.item(), mine.grad
+    return answers
+
+
+def loss_case(scale):
+    generator = torch.Generator().manual_seed(4)
+    return torch.randn(7, 9, generator=generator) * scale, torch.tensor([0, 2, 3, 5, 6, 8, 4])
+
+
+def bucket_sums():
+    """Gradients after two passes with buckets smaller than most parameters, twice over."""
+    parameters = [torch.nn.Parameter(torch.ones(n)) for n in (3, 1, 4, 1, 5)]
+    replicas = Replicas(parameters, 2, dist.group.WORLD, limit_bytes=16)
+    for scale in (7.0, 1.0):
+        replicas.start()
+        for number in range(2):
+            weights = [scale * (dist.get_rank() + 1) * (i + 1) * (number + 1) for i in range(5)]
+            sum(w * p.sum() for w, p in zip(weights, parameters, strict=True)).backward()
+        replicas.finish()
+    return [p.grad.tolist() for p in parameters]
+
+
+def sequence_round_trip():
+    """(gathered, its gradient, scattered, its gradient) and whether all are contiguous."""
+    rank, group = dist.get_rank(), dist.group.WORLD
+    part = torch.full((2, 3), float(rank), requires_grad=True)
+    whole = gather_sequence(part.t().contiguous().t(), group)
+    (whole * torch.arange(1.0, 9)[:, None]).sum().backward()
+    partial = torch.arange(24.0).view(8, 3).requires_grad_()
+    cut = scatter_sequence(partial, group)
+    (cut * (rank + 1)).sum().backward()
+    tensors = [whole.detach(), part.grad, cut.detach(), partial.grad]
+    return tensors, all(t.is_contiguous() for t in tensors)
 
 
 CASES = [
     *(("base", name) for name in LAYOUTS),
-    *(("tied", name) for name in ("one", "tp2", "dp2", "tp2 dp2 fsdp")),
+    *(("tied", name) for name in ("one", "tp2", "dp2 accumulates", "tp2 dp2 fsdp")),
     *(("tiny vocabulary", name) for name in ("dp4 fsdp", "tp2 pp2")),
 ]
 
@@ -81,6 +127,39 @@ def world():
 @pytest.fixture(scope="module")
 def expected():
     return {m: reference(model, 1)[:3] for m, model in MODELS.items()}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_loss_over_a_split_vocabulary(world, scale):
+    """Also with a rank that has no column, and with logits whose exponentials overflow."""
+    logits, labels = loss_case(scale)
+    logits.requires_grad_()
+    expected = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+    (2 * expected).backward()
+    assert [rank["loss"][scale][0] for rank in world] == pytest.approx([expected.item()] * 4, rel=1e-6)
+    columns = torch.cat([rank["loss"][scale][1] for rank in world], dim=1)
+    torch.testing.assert_close(columns[:, :9], logits.grad, rtol=1e-6, atol=1e-6)
+    assert columns[:, 9:].abs().max() == 0
+
+
+@pytest.mark.mpi
+def test_buckets_sum_over_ranks_and_passes(world):
+    """Parameter i of rank r has (r + 1)(i + 1) in pass one and twice that in pass two: over four ranks 30 (i + 1)."""
+    lengths = (3, 1, 4, 1, 5)
+    for rank in world:
+        assert rank["buckets"] == [[30.0 * (i + 1)] * n for i, n in enumerate(lengths)]
+
+
+@pytest.mark.mpi
+def test_gather_and_scatter_are_each_others_gradient(world):
+    for index, rank in enumerate(world):
+        (whole, gathered_grad, cut, scattered_grad), contiguous = rank["sequence"]
+        assert contiguous
+        assert whole[:, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert gathered_grad[:, 0].tolist() == [4.0 * (2 * index + 1), 4.0 * (2 * index + 2)]  # all four ranks weigh it alike
+        assert torch.equal(cut, 4 * torch.arange(24.0).view(8, 3)[2 * index : 2 * index + 2])
+        assert scattered_grad[:, 0].tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
 @pytest.mark.mpi
