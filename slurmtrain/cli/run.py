@@ -32,6 +32,7 @@ def command(ctx: click.Context, /, job_file: Path, **said: Any) -> None:
     """
     from slurmtrain.cli.assemble import Wish, assemble, draft
     from slurmtrain.cli.publish import publish
+    from slurmtrain.cli.runs import job_of
     from slurmtrain.resilience.supervisor import supervise
     from slurmtrain.telemetry.history import add_act
 
@@ -42,7 +43,7 @@ def command(ctx: click.Context, /, job_file: Path, **said: Any) -> None:
     note = _check(made, doors, resume=said["resume"])
     publish(made, assemble(wish, made, doors), doors, resume=said["resume"])
     with suppress(OSError):
-        add_act(made.run, doors.disk, doors.clock.time(), "run", job_id=_job_id(doors.env), detail=note)
+        add_act(made.run, doors.disk, doors.clock.time(), "run", job_id=job_of(doors.env), detail=note)
     click.echo(f"run folder {made.run.path}", err=True)
     ctx.exit(supervise(made.run, doors.env, foreground=True).code)
 
@@ -61,6 +62,7 @@ def _fitted(wish: Wish, env: Mapping[str, str]) -> Wish:
 def _check(made: Draft, doors: Doors, *, resume: bool) -> str:
     """What only a run in the foreground needs to hold; what to remember of it. Raises SlurmtrainError."""
     from slurmtrain.cli.resume import changed, check_idle, check_name
+    from slurmtrain.cli.runs import job_of
     from slurmtrain.errors import ConfigError, UserError
 
     by_srun = made.site.launcher == "srun"
@@ -74,7 +76,7 @@ def _check(made: Draft, doors: Doors, *, resume: bool) -> str:
     if not resume:
         return ""
     if by_srun:
-        check_idle(made.run, doors.slurm, own_job=_job_id(doors.env).partition("_")[0])
+        check_idle(made.run, doors.slurm, own_job=job_of(doors.env).partition("_")[0])
     return "; ".join(["resume", *changed(made.run, made.job)])
 
 
@@ -82,8 +84,3 @@ def _nodes(env: Mapping[str, str]) -> int | None:
     """Number of nodes of the allocation around this process; None where there is none."""
     count = env.get("SLURM_JOB_NUM_NODES", "") if env.get("SLURM_JOB_ID") else ""
     return int(count) if count.isdigit() else None
-
-
-def _job_id(env: Mapping[str, str]) -> str:
-    array, task = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else env.get("SLURM_JOB_ID", "")

@@ -110,6 +110,12 @@ def jobs_of(run: RunDir) -> list[str]:
     return list(dict.fromkeys(known))
 
 
+def job_of(env: Mapping[str, str]) -> str:
+    """Id of the job around this process, A_a for a member of an array; empty where there is none."""
+    array, task = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else env.get("SLURM_JOB_ID", "")
+
+
 def _same_job(asked: str, known: str) -> bool:
     """An array member belongs to its array, and the array's id to all of its members."""
     return asked == known or asked.partition("_")[0] == known or known.partition("_")[0] == asked

@@ -78,9 +78,10 @@ def _prepare(wish: Wish, made: Draft, expected: str, doors: Doors) -> None:
     """Make the run folder for a script that somebody gave to sbatch by hand. Raises SlurmtrainError."""
     from slurmtrain.cli.assemble import assemble
     from slurmtrain.cli.publish import publish
-    from slurmtrain.cli.runs import is_run
+    from slurmtrain.cli.runs import is_run, job_of
     from slurmtrain.errors import ConfigError
     from slurmtrain.launch.request import digest
+    from slurmtrain.telemetry.history import add_act
 
     if is_run(made.run.path):
         return
@@ -89,6 +90,8 @@ def _prepare(wish: Wish, made: Draft, expected: str, doors: Doors) -> None:
             "job or site are not as when this script was made: make it anew with slurmtrain submit --dry-run", where=str(wish.job_file)
         )
     publish(made, assemble(wish, made, doors), doors, resume=False)
+    with suppress(OSError):
+        add_act(made.run, doors.disk, doors.clock.time(), "prepare", job_id=job_of(doors.env))
 
 
 def _submit(made: Draft, contents: RunContents, doors: Doors, *, resume: bool, note: str) -> list[RunJob]:

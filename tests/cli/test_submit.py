@@ -128,8 +128,10 @@ def test_a_script_by_hand_prepares_the_run_that_was_printed(desk):
     assert "use letters" in script
     script = desk.submit("--dry-run", "--set", "training.steps=50", "-J", "by-hand").stdout
     words = prepare_command(script)
+    desk.env.update(SLURM_JOB_ID="88", SLURM_ARRAY_JOB_ID="87", SLURM_ARRAY_TASK_ID="2")
     result = desk.type(*words[4:])
     assert (result.exit_code, result.output) == (0, "")
+    assert [(act.what, act.job_id) for act in read_acts(desk.run("by-hand"))] == [("prepare", "87_2")]
     assert read_job(desk.run("by-hand").job_json).training.steps == 50
     assert not desk.slurm.submitted
     assert desk.type(*words[4:]).exit_code == 0

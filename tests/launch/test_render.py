@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from slurmtrain.errors import TemplateError
-from slurmtrain.launch.render import render
+from slurmtrain.launch.render import context, render
 from tests.launch.bad_templates import CASES, EXTENDS
-from tests.launch.samples import job, request, site, templates
+from tests.launch.samples import INSTALLED, job, request, site, templates
 
 BY_BASH = {"bash cannot read it"}
 
@@ -101,3 +101,13 @@ def test_modules_limits_and_lines_of_the_site():
     assert "\nmodule load cuda/12.4 ||" in text
     assert "\nulimit -l unlimited ||" in text
     assert "\necho $HOME\n" in text
+
+
+def test_the_page_on_templates_tells_every_name_and_its_example_renders(folder):
+    page = (INSTALLED.parent / "docs/templates.md").read_text()
+    for name in context(request()):
+        assert f"`{name}`" in page, name
+    example = page.split("```jinja\n")[1].split("```")[0]
+    text = render(request(), written(folder, train=example))
+    assert "#SBATCH --licenses=lustre" in text
+    assert "nvidia-smi -L" in text
