@@ -102,7 +102,7 @@ def claim(
     """
     limit = clock.monotonic() + wait_s
     while True:
-        number, holder = _newest(run)
+        number, free, holder = _newest(run)
         if holder is not None:
             word, why = judge(holder, me, look_at(holder, me, client, lives))
             if word == "wait" and clock.monotonic() < limit and not interrupted():
@@ -110,7 +110,7 @@ def claim(
                 continue
             if word != "take":
                 raise OwnershipError(_refusal(run, holder, why))
-        mine = replace(me, attempt=number if _unclaimed(run, number) else number + 1)
+        mine = replace(me, attempt=number if free else number + 1)
         folder = run.attempt(mine.attempt)
         folder.create()
         if disk.create_exclusive(folder.claim, mine.to_json()):
@@ -118,14 +118,19 @@ def claim(
             return mine
 
 
-def _newest(run: RunDir) -> tuple[int, Owner | None]:
-    """Number of the newest attempt (0: none) and who holds it: its claim, in owner.json's later words where that is the same attempt."""
+def _newest(run: RunDir) -> tuple[int, bool, Owner | None]:
+    """Number of the newest attempt (0: none), whether it may still be claimed, and who holds it.
+
+    The holder: its claim, in owner.json's later words where that is the same attempt. Whether it is free is looked at before the
+    claim is read: a claim that comes in between is then lost against, never passed over.
+    """
     number = max(run.attempt_numbers(), default=0)
+    free = _unclaimed(run, number)
     holder = read_owner(run.attempt(number).claim) if number else None
     current = read_owner(run.owner_json)
     if holder is not None and current is not None and current.attempt == holder.attempt and current.pid == holder.pid:
-        return number, current
-    return number, holder
+        return number, free, current
+    return number, free, holder
 
 
 def _unclaimed(run: RunDir, number: int) -> bool:

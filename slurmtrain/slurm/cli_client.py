@@ -63,15 +63,14 @@ class CliSlurm:
     """Slurm through sbatch, squeue, scontrol, scancel and sacct.
 
     `env`: the process's environment, from which each command gets what it may see; `cache_dir`: where processes of one user share
-    squeue's answer (default: `$XDG_CACHE_HOME/slurmtrain`); `timeout_s`: limit of one command.
+    squeue's answer (default: `$XDG_CACHE_HOME/slurmtrain`, none without a home); `timeout_s`: limit of one command.
     """
 
     def __init__(
         self, shell: Shell, clock: Clock, env: Mapping[str, str], *, cache_dir: Path | None = None, timeout_s: float = 60.0
     ) -> None:
         self._shell, self._clock, self._env, self._timeout_s = shell, clock, dict(env), timeout_s
-        home = Path(env.get("XDG_CACHE_HOME") or Path(env.get("HOME") or "/", ".cache"))
-        self._cache = QueueCache(cache_dir or home / "slurmtrain", f"{os.getuid()}:{env.get('SLURM_CONF', '')}", clock)
+        self._cache = QueueCache(cache_dir or _cache_folder(env), f"{os.getuid()}:{env.get('SLURM_CONF', '')}", clock)
         self._config: dict[str, str] | None = None
         self._slurmctld, self._slurmdbd = _Pause(), _Pause()
 
@@ -173,6 +172,11 @@ class CliSlurm:
                 break
             self._clock.sleep(pause_s)
         raise _error(done)
+
+
+def _cache_folder(env: Mapping[str, str]) -> Path | None:
+    base = env.get("XDG_CACHE_HOME") or (f"{env['HOME']}/.cache" if env.get("HOME") else "")
+    return Path(base, "slurmtrain") if base else None
 
 
 def last_words(done: Completed) -> str:

@@ -23,10 +23,11 @@ Answer = tuple[float, str]
 
 
 class QueueCache:
-    """An answer with its age. `key`: user and cluster."""
+    """An answer with its age. `folder`: None shares nothing; `key`: user and cluster."""
 
-    def __init__(self, folder: Path, key: str, clock: Clock, disk: Disk | None = None) -> None:
+    def __init__(self, folder: Path | None, key: str, clock: Clock, disk: Disk | None = None) -> None:
         name = hashlib.sha256(key.encode()).hexdigest()[:16]
+        folder = folder or Path(os.devnull, "none")
         self._folder, self._clock, self._disk = folder, clock, disk or SystemDisk()
         self._file, self._lock = folder / f"squeue-{name}.json", folder / f"squeue-{name}.lock"
         self._own: Answer | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,15 +21,20 @@ class FakeDisk:
 
     def write(self, path: Path, data: bytes) -> None:
         self._meet("write", path)
-        temporary = path.with_name(f".{path.name}.fake.tmp")
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.fake.tmp")
         temporary.write_bytes(data)
         temporary.replace(path)
 
     def create_exclusive(self, path: Path, data: bytes) -> bool:
         self._meet("create_exclusive", path)
-        if path.exists():
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.fake.tmp")
+        temporary.write_bytes(data)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
             return False
-        path.write_bytes(data)
+        finally:
+            temporary.unlink()
         return True
 
     def publish_dir(self, staging: Path, final: Path) -> None:

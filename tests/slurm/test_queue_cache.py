@@ -68,10 +68,10 @@ def test_the_folder_is_the_users_alone(tmp_path, clock):
     assert (tmp_path / "deep/c").stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("where", ["file in the way", "full disk"])
+@pytest.mark.parametrize("where", ["file in the way", "full disk", "no home"])
 def test_where_nothing_can_be_kept_each_process_asks_for_itself(tmp_path, clock, where):
     (tmp_path / "file").write_text("")
-    folder = tmp_path / "file/c" if where == "file in the way" else tmp_path / "c"
+    folder = {"file in the way": tmp_path / "file/c", "full disk": tmp_path / "c", "no home": None}[where]
     slurm, disk = Slurm(), FakeDisk({"write": None})
     cache, other = QueueCache(folder, "u", clock, disk), QueueCache(folder, "u", clock, disk)
     assert cache.get(10, slurm) == (0, "answer 1")
