@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).with_name("batch.sh")
 
 
 def submit(cluster: SlurmCluster, run: RunDir, *options: str, nodes: int = 2, gpus: int = 2) -> str:
-    shape = (f"--nodes={nodes}", f"--ntasks-per-node={gpus}", "--requeue", "--open-mode=append", "--time=5")
+    shape = (f"--nodes={nodes}", f"--ntasks-per-node={gpus}", "--exclusive", "--requeue", "--open-mode=append", "--time=5")
     return cluster.sbatch(
         *shape, f"--output={run.path}/slurm-%j.out", f"--comment={run.path}", *options, SCRIPT, sys.executable, run.path, cwd=ROOT
     )
@@ -53,10 +53,11 @@ class Started:
 
 @pytest.fixture(scope="module")
 def started(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Started]]:
-    """Four runs at once, on six nodes: most of their time is waiting for Slurm."""
+    """All runs at once, on six nodes of their own: most of their time is waiting for Slurm, and one of the nodes dies."""
     root = tmp_path_factory.mktemp("a root", numbered=True)
     long = {"steps": 5000, "step_s": 0.1, "save_every": 10_000}
     wanted = {
+        "dead": (2, {"steps": 60, "step_s": 0.1, "save_every": 5}),
         "limit": (1, {**long, "deadline": False}),
         "noticed": (2, {"steps": 40, "step_s": 0.1, "save_every": 100}),
         "scancelled": (1, long),
@@ -66,10 +67,14 @@ def started(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> 
     for name, (nodes, behaviour) in wanted.items():
         run = make_run(root / name, launcher="srun", nodes=nodes, behaviour=behaviour)
         found[name] = Started(run, submit(cluster, run, nodes=nodes))
+    wait_for_step(cluster, found["dead"].run, 7)
+    lost = read_attempt(found["dead"].run, 1).nodes[-1]
+    cluster.fail(lost)
     wait_for_step(cluster, found["limit"].run, 1)
-    cluster.run(["scontrol", "update", f"JobId={found['limit'].job}", "TimeLimit=0:05"])
+    cluster.run(["scontrol", "update", f"JobId={found['limit'].job}", "EndTime=now"])
     yield found
     cluster.run(["scancel", *(one.job for one in found.values())], check=False)
+    cluster.restore(lost)
 
 
 def test_usr2_and_term_close_together_save_requeue_once_and_the_run_finishes(cluster, started):
@@ -120,16 +125,14 @@ def test_only_term_at_the_time_limit_saves_and_requeues(cluster, started):
     assert ended.last_durable_step == ended.step
 
 
-def test_a_dead_node_is_told_from_a_fault_and_the_job_comes_back_by_slurms_own_requeue(healthy_cluster, tmp_path):
-    cluster, run = healthy_cluster, make_run(tmp_path / "run", launcher="srun", behaviour={"steps": 60, "step_s": 0.1, "save_every": 5})
-    job = submit(cluster, run)
-    wait_for_step(cluster, run, 7)
-    lost = read_attempt(run, 1).nodes[-1]
-    cluster.fail(lost)
+def test_a_dead_node_is_told_from_a_fault_and_the_job_comes_back_by_slurms_own_requeue(cluster, started):
+    run, job = started["dead"].run, started["dead"].job
     cluster.wait("a requeue", lambda: cluster.job(job).get("Restarts") == "1")
-    start_now(cluster, job)
+    if cluster.job(job)["JobState"] == "PENDING":
+        cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False)
     shown = cluster.wait_job(job)
     log = run.slurm_out(job).read_text()
+    lost = read_attempt(run, 1).nodes[-1]
     assert (shown["JobState"], shown["ExitCode"]) == ("COMPLETED", "0:0"), log
     assert (outcome(run).kind, outcome(run).node) == ("node_failure", lost), log
     assert lost not in read_attempt(run, 2).nodes
