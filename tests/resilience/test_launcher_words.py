@@ -1,0 +1,75 @@
+"""srun's and mpiexec's words about tasks that ended: recorded output, and the world ranks that it speaks of."""
+
+from __future__ import annotations
+
+from slurmtrain.resilience.classify import Death
+from slurmtrain.resilience.launcher_words import deaths_in, exit_code_in
+
+# Slurm 22.05, two nodes of four tasks, --kill-on-bad-exit=1: task 3 exits with 7, the others sleep.
+EXIT_7 = """\
+srun: error: n1: task 3: Exited with exit code 7
+srun: launch/slurm: _step_signal: Terminating StepId=1.1
+srun: error: n1: tasks 0-2: Terminated
+srun: error: n2: tasks 4-7: Terminated
+srun: Force Terminated StepId=1.1
+"""
+# The same, but a peer was quicker to tell of it than slurmstepd of task 3.
+FOLLOWER_FIRST = """\
+srun: error: n2: task 2: Exited with exit code 1
+srun: launch/slurm: _step_signal: Terminating StepId=4.1
+srun: error: n2: task 3: Exited with exit code 7
+srun: error: n1: tasks 0-1: Exited with exit code 1
+"""
+SEGFAULT = """\
+srun: error: n1: task 3: Segmentation fault
+srun: launch/slurm: _step_signal: Terminating StepId=1.3
+srun: error: n1: tasks 0-2: Terminated
+"""
+BOTH_NODES = "srun: error: n[1-2]: tasks 0-3: Exited with exit code 1\n"
+NODE_FAILURE = """\
+srun: error: n1: tasks 0-1: Exited with exit code 1
+srun: launch/slurm: _step_signal: Terminating StepId=3.1
+srun: error: Node failure on n2
+"""
+HYDRA = """\
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 4711 RUNNING AT box
+=   EXIT CODE: 7
+===================================================================================
+"""
+
+
+def test_the_task_that_exited_and_not_those_that_srun_ended():
+    assert deaths_in(EXIT_7, ("n1", "n2"), 4) == {3: Death(7, "exited with code 7")}
+
+
+def test_a_code_counts_also_after_srun_began_to_end_the_step():
+    found = deaths_in(FOLLOWER_FIRST, ("n1", "n2"), 2)
+    assert {rank: death.code for rank, death in found.items()} == {0: 1, 1: 1, 2: 1, 3: 7}
+
+
+def test_a_signal_by_its_name():
+    assert deaths_in(SEGFAULT, ("n1", "n2"), 4) == {3: Death(None, "Segmentation fault")}
+
+
+def test_world_ranks_follow_the_order_of_the_world_not_that_of_srun():
+    assert list(deaths_in(EXIT_7, ("n2", "n1"), 4)) == [7]
+    assert sorted(deaths_in(BOTH_NODES, ("n2", "n1"), 2)) == [0, 1, 2, 3]
+
+
+def test_several_hosts_in_one_line_each_get_their_tasks():
+    words = "srun: error: n[1-2]: tasks 1,2: Exited with exit code 5\n"
+    assert sorted(deaths_in(words, ("n1", "n2"), 2)) == [1, 2]
+    assert sorted(deaths_in(words, ("n2", "n1"), 2)) == [0, 3]
+
+
+def test_other_lines_and_nodes_of_another_step_say_nothing():
+    assert list(deaths_in(NODE_FAILURE, ("n1", "n2"), 2)) == [0, 1]
+    assert deaths_in("srun: error: n9: task 0: Exited with exit code 7\nwords\n", ("n1",), 2) == {}
+    assert deaths_in("", ("n1",), 2) == {}
+
+
+def test_mpiexec_names_a_code_and_no_rank():
+    assert exit_code_in(HYDRA) == 7
+    assert exit_code_in(EXIT_7) is None

@@ -1,0 +1,47 @@
+"""The lines of slurm-<jobid>.out: one for each event, with the numbers that people look for."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmtrain.resilience.lines import event_line
+from slurmtrain.telemetry.events import Event
+
+
+def line(kind: str, **fields: object) -> str | None:
+    return event_line(Event(kind, 0.0, 1, 0, fields), steps=300, tokens_per_step=512)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "parts"),
+    [
+        (
+            "step",
+            {"step": 57, "loss": 4.12345, "grad_norm": 1.5, "lr": 3e-4, "tokens": 1, "step_s": 0.25},
+            ["step 57/300", "loss 4.1235", "grad 1.500", "lr 3.00e-04", "2.05k tokens/s", "0.250 s"],
+        ),
+        ("step", {"step": 1, "loss": "nan", "grad_norm": "inf", "lr": 0.0, "step_s": 0.0}, ["loss nan", "grad inf"]),
+        ("start", {"world": 8, "layout": {}, "resumed_from": 50}, ["8 ranks", "resumed from step 50"]),
+        ("start", {"world": 8, "layout": {}, "resumed_from": None}, ["8 ranks", "from the beginning"]),
+        ("save", {"step": 100, "seconds": 1.234, "bytes": 4 << 20}, ["step 100", "1.23 s", "4.0 MiB"]),
+        ("load", {"step": 50, "seconds": 0.5, "passed_over": [[60, "is short"]]}, ["step 50", "passed over step 60: is short"]),
+        ("stop", {"step": 57, "reason": "requeue"}, ["step 57", "requeue"]),
+        ("error", {"error": "ValueError: x"}, ["rank 0", "ValueError: x"]),
+        ("finish", {"step": 300}, ["finished at step 300"]),
+        ("eval", {"step": 10, "eval_loss": 2.5}, ["step 10", "2.5000"]),
+    ],
+)
+def test_each_event_is_one_line(kind, fields, parts):
+    said = line(kind, **fields)
+    assert said is not None
+    assert "\n" not in said
+    assert all(part in said for part in parts), said
+
+
+def test_events_of_a_newer_release_are_passed_over():
+    assert line("heartbeat", step=3) is None
+
+
+def test_missing_fields_do_not_hurt():
+    for kind in ("step", "start", "save", "load", "stop", "error", "finish", "eval"):
+        assert line(kind)

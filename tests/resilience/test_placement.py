@@ -1,0 +1,70 @@
+"""Choice of nodes and what the allocation must be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slurmtrain.errors import LaunchError, PlacementError
+from slurmtrain.fabric.plan import build_plan
+from slurmtrain.resilience.placement import check_grant, choose, expected_memory, read_excluded
+from slurmtrain.slurm.types import JobInfo, NodePlace
+from tests.resilience.runs import job_of, site_of
+
+SITE = site_of("srun", 4, node={"gpus": 4, "cpus_per_gpu": 6, "memory_bytes": 100 << 30})
+
+
+def plan(nodes: int, spares: int = 0):
+    return build_plan(job_of("run", nodes=nodes, gpus=4, steps=1, spares=spares), SITE)
+
+
+def test_natural_order_and_the_rest_are_spares():
+    chosen = choose(plan(2, 1), ["n10", "n2", "n1"], [], {})
+    assert (chosen.nodes, chosen.spares, chosen.avoided_in_vain) == (("n1", "n2"), ("n10",), ())
+
+
+def test_neighbours_of_one_leaf_are_taken_together():
+    places = [NodePlace("n1", "s1"), NodePlace("n2", "s2"), NodePlace("n3", "s2")]
+    assert choose(plan(2, 1), ["n1", "n2", "n3"], places, {}).nodes == ("n2", "n3")
+
+
+def test_excluded_nodes_only_where_there_are_not_enough_others():
+    assert choose(plan(2, 1), ["n1", "n2", "n3"], [], {"n1": "bad"}).nodes == ("n2", "n3")
+    needed = choose(plan(2, 0), ["n1", "n2"], [], {"n1": "bad"})
+    assert (needed.nodes, needed.avoided_in_vain) == (("n1", "n2"), ("n1",))
+
+
+def test_too_few_nodes_are_an_error_with_both_numbers():
+    with pytest.raises(PlacementError, match="3 nodes, 2"):
+        choose(plan(3), ["n1", "n2"], [], {})
+
+
+def job(cpus: int | None, memory: int | None) -> JobInfo:
+    return JobInfo("12", "run", "RUNNING", cpus_per_node=cpus, memory_per_node_bytes=memory)
+
+
+def test_enough_or_unknown_is_no_fault():
+    for found in (job(24, 96 << 30), job(64, None), job(None, None), None):
+        check_grant(found, plan(2), SITE, whole_nodes=True)
+
+
+@pytest.mark.parametrize(("found", "words"), [(job(23, None), "23 CPUs per node, the world needs 24"), (job(24, 90 << 30), "90.0 GiB")])
+def test_less_than_asked_is_an_error_with_the_numbers(found, words):
+    with pytest.raises(LaunchError, match=words):
+        check_grant(found, plan(2), SITE, whole_nodes=True)
+
+
+def test_a_part_of_a_node_promises_no_memory():
+    check_grant(job(24, 1 << 30), plan(2), SITE, whole_nodes=False)
+    assert expected_memory(SITE, whole_nodes=False) == 0
+
+
+def test_what_has_expired_is_forgotten_and_a_damaged_file_is_none(tmp_path):
+    path = tmp_path / "exclude.json"
+    assert read_excluded(path, 100.0) == {}
+    nodes = {"n1": {"until": 101, "reason": "ECC"}, "n2": {"until": 99, "reason": "old"}, "n3": {"until": None}}
+    path.write_text(json.dumps({"v": 1, "nodes": nodes}))
+    assert read_excluded(path, 100.0) == {"n1": "ECC", "n3": ""}
+    path.write_text("{")
+    assert read_excluded(path, 100.0) == {}
