@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.procs import OWNER, PROC, environ, snapshot
+
 CONFIGURATIONS = (
     Path("/etc/slurm/slurm.conf"),
     Path("/etc/slurm-llnl/slurm.conf"),
@@ -44,25 +46,15 @@ def ping(env: Mapping[str, str]) -> str:
 
 
 def running_daemons() -> Iterator[tuple[str, str]]:
-    """(name, configuration) of each Slurm daemon of this machine that belongs to no devcluster."""
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
+    """(name, command line) of each Slurm daemon of this machine that belongs to no devcluster."""
+    for pid in snapshot():
         try:
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            name = (folder / "comm").read_text().strip()
+            words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            name = (PROC / str(pid) / "comm").read_text().strip()
         except OSError:
             continue
-        if name in DAEMONS and not any("devcluster" in word for word in words) and not _marked(folder):
+        if name in DAEMONS and OWNER not in environ(pid):
             yield name, " ".join(filter(None, words))
-
-
-def _marked(process: Path) -> bool:
-    """Whether tools/devcluster started the process, in whatever folder its cluster lies."""
-    try:
-        return b"SLURMTRAIN_DEVCLUSTER_OWNER=" in (process / "environ").read_bytes()
-    except OSError:
-        return False
 
 
 def find_slurm(
