@@ -138,7 +138,8 @@ class CliSlurm:
         if step is not None and not _STEP_ID.fullmatch(step):
             raise SlurmError(f"{step!r} is not a step of job {job}: a number, batch, extern or interactive")
         how = [*(["--batch"] if batch else []), *([f"--signal={signal}"] if signal else [])]
-        self._do(["scancel", *_clusters(cluster), *how, job if step is None else f"{job}.{step}"], done_already=_OVER)
+        tries = DEED_PAUSES_S if step is None else ()  # a step's nodes are asked themselves: one that hangs would cost 5 s a try
+        self._do(["scancel", *_clusters(cluster), *how, job if step is None else f"{job}.{step}"], done_already=_OVER, pauses_s=tries)
 
     def _is_ours(self, cluster: str) -> bool:
         try:
@@ -162,11 +163,11 @@ class CliSlurm:
             return done
         raise _error(done)
 
-    def _do(self, argv: Sequence[str], *, done_already: re.Pattern[str] | None = None) -> None:
+    def _do(self, argv: Sequence[str], *, done_already: re.Pattern[str], pauses_s: Sequence[float] = DEED_PAUSES_S) -> None:
         """Run a deed that may safely be done twice, with a few tries where nobody answers. Raises SlurmError."""
-        for pause_s in (*DEED_PAUSES_S, None):
+        for pause_s in (*pauses_s, None):
             done = self._shell.run(argv, timeout_s=self._timeout_s, env=query_env(self._env))
-            if done.ok or (done_already is not None and not _no_answer(done) and done_already.search(done.err)):
+            if done.ok or (not _no_answer(done) and done_already.search(done.err)):
                 return
             if pause_s is None or not _no_answer(done):
                 break

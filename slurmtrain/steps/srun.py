@@ -7,6 +7,7 @@ split at its commas).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import signal
@@ -97,28 +98,33 @@ class SrunStep:
         return tail(self._log)
 
     def end(self, grace_s: float) -> None:
-        if not self._signal("TERM"):
+        if not self._cancel("TERM"):
             self._process.signal(signal.SIGTERM)
         if not self._gone_within(grace_s):
-            self._signal("KILL")
+            self._cancel(None)
             self._gone_within(AFTER_KILL_S)
         if self._process.poll() is None:
             self._process.kill_group()
             self._process.wait(AFTER_KILL_S)
-            self._signal("KILL")
+            self._cancel(None)
 
     def _steps(self) -> list[str]:
         """Steps of this name that Slurm knows. Raises SlurmError."""
         return [info.step for info in self._client.steps(self._job_id) if info.name == self.name]
 
-    def _signal(self, name: str) -> bool:
-        """Signal the step; False when there is none, or Slurm does not answer."""
+    def _cancel(self, signal_name: str | None) -> bool:
+        """Signal the step, or (None) have slurmctld end it; False when there is no step, or Slurm does not tell.
+
+        A signal goes from scancel to each node: one that hangs costs 5 s and an error, and the others have got it. To end a step
+        is slurmctld's own work and takes no time.
+        """
         try:
             found = self._steps()
-            for step in found:
-                self._client.cancel(self._job_id, step=step, signal=name)
         except SlurmError:
             return False
+        for step in found:
+            with contextlib.suppress(SlurmError):
+                self._client.cancel(self._job_id, step=step, signal=signal_name)
         return bool(found)
 
     def _gone_within(self, grace_s: float) -> bool:

@@ -273,6 +273,14 @@ def test_what_has_ended_cannot_be_cancelled_and_that_is_no_fault(client_of, said
     assert len(shell.calls) == 1
 
 
+def test_a_step_is_signalled_once_whatever_its_nodes_say(client_of, clock):
+    said = "scancel: error: Kill job error on job step id 3: Communication connection failure\n"
+    client, shell = client_of({("scancel",): Said("", said, 233)})
+    with pytest.raises(SlurmUnavailableError, match="Communication connection failure"):
+        client.cancel("3", step="0", signal="TERM")
+    assert (len(shell.calls), clock.slept) == (1, [])
+
+
 def test_a_step_is_a_number_or_a_word_of_slurms(client_of):
     client, _ = client_of({("scancel",): ""})
     with pytest.raises(SlurmError, match="not a step"):

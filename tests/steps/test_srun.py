@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurmtrain.clock import SystemClock
-from slurmtrain.errors import LaunchError
+from slurmtrain.errors import LaunchError, SlurmUnavailableError
 from slurmtrain.shell import SystemShell
 from slurmtrain.slurm.cli_client import CliSlurm
 from slurmtrain.slurm.types import JobInfo
@@ -140,7 +140,7 @@ def test_the_end_asks_the_step_and_waits_for_srun(tmp_path):
 
 
 def keep_step_on_term(stage: Stage) -> None:
-    """TERM alone does not end the step; KILL does."""
+    """TERM alone does not end the step; slurmctld does."""
     cancel = stage.slurm.cancel
 
     def gentle(job_id, *, step=None, signal=None, batch=False):
@@ -158,7 +158,7 @@ def test_what_does_not_go_is_killed_after_the_grace_and_srun_with_it(tmp_path):
     keep_step_on_term(stage)
     start = stage.clock.monotonic()
     step.end(10)
-    assert [deed.signal for deed in stage.slurm.cancelled] == ["TERM", "KILL"]
+    assert [deed.signal for deed in stage.slurm.cancelled] == ["TERM", None]
     assert srun.signals == [signal.SIGKILL]
     assert step.poll() == -signal.SIGKILL
     assert 10 <= stage.clock.monotonic() - start <= 10 + AFTER_KILL_S + 1
@@ -170,6 +170,26 @@ def test_after_srun_was_killed_its_step_is_found_by_name_and_ended(tmp_path):
     srun.kill_group()
     step.end(10)
     assert [(deed.job_id, deed.step, deed.signal) for deed in stage.slurm.cancelled] == [("7", "1", "TERM")]
+    assert stage.slurm.steps("7")[0].name == "batch"
+
+
+def test_a_node_that_hangs_keeps_nobody_waiting(tmp_path):
+    """scancel -s TERM then takes 5 s and fails; the other nodes have heard it (tried)."""
+    stage = Stage(tmp_path)
+    step, srun = stage.start()
+    stage.clock.at(6, lambda: srun.finish(143))
+    cancel = stage.slurm.cancel
+
+    def slow(job_id, *, step=None, signal=None, batch=False):
+        if signal == "TERM":
+            stage.clock.advance(5)
+            raise SlurmUnavailableError("scancel: Slurm does not answer: Communication connection failure")
+        cancel(job_id, step=step, signal=signal, batch=batch)
+
+    stage.slurm.cancel = slow
+    step.end(3)
+    assert srun.signals == []
+    assert [(deed.step, deed.signal) for deed in stage.slurm.cancelled] == [("1", None)]
     assert stage.slurm.steps("7")[0].name == "batch"
 
 
