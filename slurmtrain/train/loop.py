@@ -15,6 +15,7 @@ from slurmtrain.clock import Clock
 from slurmtrain.errors import NonFiniteError, OwnershipError, one_line
 from slurmtrain.runtime.seeds import rng_state
 from slurmtrain.runtime.world import Standing
+from slurmtrain.telemetry.exitfile import is_follower
 from slurmtrain.telemetry.sink import EventSink
 from slurmtrain.train.ownership import check_owner
 from slurmtrain.train.session import Session
@@ -45,7 +46,9 @@ class Loop:
             self._announce()
             ending = self._train()
         except Exception as error:
-            self._emit("error", error=one_line(f"{type(error).__name__}: {error}"))
+            text = f"{type(error).__name__}: {error}"
+            if not is_follower(text):
+                self._emit("error", error=one_line(text))
             self._close(timeout_s=1.0)
             raise
         self._close(timeout_s=5.0)

@@ -61,7 +61,7 @@ def close(results, expected, steps):
 @pytest.mark.mpi
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_trains_as_one_process(world, expected, layout):
-    inside = [answers[layout] for answers, _, _ in world if answers[layout][0] is not None]
+    inside = [answers[layout] for answers, *_ in world if answers[layout][0] is not None]
     assert len(inside) >= 2
     for results, copies in inside:
         assert results == inside[0][0]  # all ranks know the same numbers
@@ -73,7 +73,7 @@ def test_layout_trains_as_one_process(world, expected, layout):
 def test_run_goes_on_under_other_layouts(world, folder):
     steps = EACH * len(CHAIN)
     losses, norms, _, llama = reference(MODEL, steps, clip=CLIP, lr=LR)
-    for _, chained, _ in world:
+    for _, chained, *_ in world:
         close(chained, (losses, norms, llama), steps)
     found = newest_verified(RunDir(folder / "chain").checkpoints)
     assert found.step == steps
@@ -89,6 +89,13 @@ def test_run_goes_on_under_other_layouts(world, folder):
 @pytest.mark.parametrize("layout", REPEATS)
 def test_resume_repeats_bit_for_bit(world, layout):
     """Of four replicas too: a ring's rounding depends on where a number lies, so buckets must not move between starts."""
-    for _, _, resumed in world:
+    for _, _, resumed, _ in world:
         straight, through_checkpoint = resumed[layout]
         assert through_checkpoint == straight
+
+
+@pytest.mark.mpi
+def test_what_one_rank_knows_all_act_on_at_the_same_step(world):
+    """A stop, another owner, a number that is not finite: nobody trains on alone."""
+    for *_, heard in world:
+        assert heard == [("requeue", False), (None, True), ("step 3", True)]

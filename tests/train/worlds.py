@@ -11,6 +11,7 @@ import torch.distributed as dist
 from slurmtrain.atomic import SystemDisk
 from slurmtrain.checkpoint.state import find_checkpoint, load_checkpoint, save_checkpoint
 from slurmtrain.config.job import OptimizerConfig
+from slurmtrain.errors import NonFiniteError
 from slurmtrain.parallel.apply import build
 from slurmtrain.rundir import RunDir
 from slurmtrain.train.group import TorchGroup
@@ -110,6 +111,25 @@ def train_chain(trainers, each, folder, group):
     return results
 
 
+def agreements(trainer):
+    """What this rank hears at step 1 (only rank 2 was asked to stop), step 2 (rank 0 lost the run), step 3 (rank 3 holds a NaN)."""
+    rank, heard = dist.get_rank(), []
+    for number in (1, 2, 3):
+        trainer.flag.given = {"requeue"} if (rank, number) == (2, 1) else set()
+        trainer.flag.disowned = (rank, number) == (0, 2)
+        before = [m.clone() for m, _ in trainer.optimizer.moments]
+        if (rank, number) == (3, 3):
+            trainer.built.parameters[2].tensor[0, 0] = torch.nan
+        tokens, labels = (x.chunk(trainer.plan.dp)[trainer.mesh.index("dp")] for x in batch_of(number, trainer.model))
+        try:
+            result = trainer.step(number, tokens, labels)
+            heard.append((result.stop, result.disowned))
+        except NonFiniteError as error:
+            kept = all(torch.equal(a, m) for a, (m, _) in zip(before, trainer.optimizer.moments, strict=True))
+            heard.append((str(error).split(":")[0], kept))
+    return heard
+
+
 def everything(spec):
     """`spec`: model, clip, steps and layouts that start anew; chain, each; repeats; folder."""
     group = start()
@@ -123,4 +143,4 @@ def everything(spec):
     for name, layout in spec["repeats"].items():
         straight = trainer(layout)().train(1, 4)
         resumed[name] = straight, train_chain([trainer(layout)] * 2, 2, f"{spec['folder']}/{name}", group)
-    return answers, chained, resumed
+    return answers, chained, resumed, agreements(trainer(spec["chain"][2])())
