@@ -138,8 +138,6 @@ def lines(r: Report) -> Iterator[tuple[str, str]]:
         yield "error", r.error
     if r.checked_s_ago is not None:
         yield "Slurm", f"answered {r.checked_s_ago:.0f} s ago"
-    elif r.job_id:
-        yield "Slurm", "does not answer"
     yield "next", r.next
 
 

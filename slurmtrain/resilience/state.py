@@ -87,12 +87,15 @@ def _array(job_id: str) -> str:
 
 def _alive(facts: Facts, job: JobInfo) -> RunState:
     outcome = facts.outcome if facts.attempt_is_of_job else None
+    if facts.cancelled and (job.state != "RUNNING" or outcome is not None):
+        return RunState("CANCELLED", "a person cancelled it")
     if job.state == "PENDING":
         return RunState("REQUEUED" if facts.attempt_is_of_job else "PENDING", _waits_for(job.reason))
     if outcome is None or (job.start_time is not None and outcome.t_end < job.start_time):
         return RunState("RUNNING", _running(facts, job))
     if outcome.kind in {"requeue", "node_failure"} and not facts.foreground:
-        return RunState("REQUEUED", outcome.cause)
+        # While it completes, nobody but Slurm knows whether it will come back.
+        return RunState("RUNNING" if job.state == "COMPLETING" else "REQUEUED", outcome.cause)
     return _by_outcome(outcome)
 
 

@@ -29,6 +29,8 @@ from slurmtrain.telemetry.history import add_act
 
 REQUEUE_RETRY_S = 5.0
 REQUEUE_LIMIT_S = 60.0
+AFTER_REQUEUE_S = 1.0
+"""What the TERM of a requeue may take to arrive."""
 _ACT = {"finished": "finish", "stopped": "stopped", "requeue": "stopped for requeue"}
 
 
@@ -64,6 +66,7 @@ def supervise(run: RunDir, environ: Mapping[str, str], *, foreground: bool = Fal
         else:
             # For good: whoever called (submitit) had handlers of its own, which must not hear a signal that comes late.
             signals.listen((NOTICE, TERM))
+            signal.signal(signal.SIGCONT, signal.SIG_DFL)
         return supervise_with(compose(run, environ, clock=clock, signals=signals, foreground=foreground, command=command))
 
 
@@ -141,17 +144,21 @@ def _scene(c: Composition, ended: Ended) -> Scene:
 
 
 def _requeue(c: Composition) -> None:
-    """Ask for the requeue: again while Slurm does not answer, never after it has."""
-    limit = c.clock.monotonic() + REQUEUE_LIMIT_S
+    """Ask for the requeue: again while Slurm does not answer, never after it has.
+
+    A requeue that works ends scontrol, and this process, by TERM, often before scontrol has answered: then there is nothing to say.
+    """
+    limit, terms = c.clock.monotonic() + REQUEUE_LIMIT_S, c.signals.count(TERM)
     while True:
         try:
             return c.allocation.requeue()
-        except SlurmUnavailableError as error:
-            if c.clock.monotonic() >= limit:
-                return c.say(f"no requeue: {error}; go on by `slurmtrain submit --resume`")
-            c.clock.sleep(REQUEUE_RETRY_S)
         except SlurmError as error:
-            return c.say(f"Slurm refuses the requeue: {error}; go on by `slurmtrain submit --resume`")
+            c.clock.sleep(AFTER_REQUEUE_S)
+            if c.signals.count(TERM) > terms:
+                return None
+            if not isinstance(error, SlurmUnavailableError) or c.clock.monotonic() >= limit:
+                return c.say(f"no requeue: {error}; go on by `slurmtrain submit --resume`")
+        c.clock.sleep(REQUEUE_RETRY_S)
 
 
 def _act(c: Composition, what: str, detail: str) -> None:

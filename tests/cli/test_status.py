@@ -99,7 +99,7 @@ def test_a_slurm_that_does_not_answer_is_said_and_files_are_told(desk):
     told = status(desk)
     assert (told["state"], told["checked_s_ago"], told["step"]) == ("RUNNING", None, 5)
     assert "does not answer" in told["reason"]
-    assert "Slurm       does not answer" in desk.type("status", "job").stdout
+    assert "Slurm does not answer" in desk.type("status", "job").stdout
 
 
 def test_a_run_without_slurm_is_told_by_its_process(desk):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from slurmtrain.errors import SlurmError
 from slurmtrain.resilience.records import read_owner
 from slurmtrain.resilience.signals import NOTICE, TERM, Signals
 from slurmtrain.telemetry.history import read_acts
@@ -251,6 +252,34 @@ def test_a_full_disk_at_the_end_does_not_keep_the_requeue_from_happening(tmp_pat
     assert stage.supervise().code == 75
     assert stage.slurm.requeued == [stage.job_id]
     assert any("No space left" in line for line in stage.lines)
+
+
+def test_scontrol_that_dies_of_its_own_requeue_is_no_refusal(tmp_path):
+    stage = Stage(tmp_path)
+    stage.train(until=1000)
+    stage.at(5.0, stage.signal(NOTICE))
+
+    def requeue(job_id: str) -> None:
+        stage.clock.at(0.2, stage.signal(TERM))
+        raise SlurmError("scontrol: ended with code -15")
+
+    stage.slurm.requeue = requeue
+    assert stage.supervise().code == 75
+    assert not any("no requeue" in line for line in stage.lines)
+
+
+def test_a_requeue_that_is_refused_is_told_with_what_to_do(tmp_path):
+    stage = Stage(tmp_path)
+    stage.train(until=1000)
+    stage.at(5.0, stage.signal(NOTICE))
+
+    def requeue(job_id: str) -> None:
+        raise SlurmError("scontrol: Requested operation is presently disabled for job 1")
+
+    stage.slurm.requeue = requeue
+    assert stage.supervise().code == 75
+    assert "presently disabled" in stage.lines[-1]
+    assert "--resume" in stage.lines[-1]
 
 
 def test_a_slurm_that_does_not_answer_is_asked_for_the_requeue_again(tmp_path):
