@@ -130,6 +130,7 @@ def expected():
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 def test_loss_over_a_split_vocabulary(world, scale):
     """Also with a rank that has no column, and with logits whose exponentials overflow."""
@@ -144,6 +145,7 @@ def test_loss_over_a_split_vocabulary(world, scale):
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_buckets_sum_over_ranks_and_passes(world):
     """Parameter i of rank r has (r + 1)(i + 1) in pass one and twice that in pass two: over four ranks 30 (i + 1)."""
     lengths = (3, 1, 4, 1, 5)
@@ -152,6 +154,7 @@ def test_buckets_sum_over_ranks_and_passes(world):
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 def test_gather_and_scatter_are_each_others_gradient(world):
     for index, rank in enumerate(world):
         (whole, gathered_grad, cut, scattered_grad), contiguous = rank["sequence"]
@@ -163,6 +166,7 @@ def test_gather_and_scatter_are_each_others_gradient(world):
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "layout"), CASES, ids=[f"{m}-{name}" for m, name in CASES])
 def test_layout_equals_one_process(world, expected, model, layout):
     losses, norms, gradients = expected[model]

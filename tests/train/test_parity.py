@@ -14,6 +14,8 @@ from tests.parallel import layouts
 from tests.parallel.layouts import reference
 from tests.train.worlds import LR, everything
 
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+
 MODEL = layouts.MODEL.model_copy(update={"layers": 2})
 STEPS, CLIP, EACH = 20, 0.1, 3
 """Clipping is active in nearly every step at 0.1, as in torchtitan#596."""
@@ -58,7 +60,6 @@ def close(results, expected, steps):
     assert [norm for _, norm in results] == pytest.approx(norms[:steps], rel=1e-5)
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_trains_as_one_process(world, expected, layout):
     inside = [answers[layout] for answers, *_ in world if answers[layout][0] is not None]
@@ -69,7 +70,6 @@ def test_layout_trains_as_one_process(world, expected, layout):
         close(results, expected, STEPS)
 
 
-@pytest.mark.mpi
 def test_run_goes_on_under_other_layouts(world, folder):
     steps = EACH * len(CHAIN)
     losses, norms, _, llama = reference(MODEL, steps, clip=CLIP, lr=LR)
@@ -85,7 +85,6 @@ def test_run_goes_on_under_other_layouts(world, folder):
         torch.testing.assert_close(whole, parameter.detach(), rtol=0, atol=LR * 1e-2)
 
 
-@pytest.mark.mpi
 @pytest.mark.parametrize("layout", REPEATS)
 def test_resume_repeats_bit_for_bit(world, layout):
     """Of four replicas too: a ring's rounding depends on where a number lies, so buckets must not move between starts."""
@@ -94,7 +93,6 @@ def test_resume_repeats_bit_for_bit(world, layout):
         assert through_checkpoint == straight
 
 
-@pytest.mark.mpi
 def test_what_one_rank_knows_all_act_on_at_the_same_step(world):
     """A stop, another owner, a number that is not finite: nobody trains on alone."""
     for *_, heard in world:

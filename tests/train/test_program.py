@@ -49,6 +49,7 @@ def one_process(job):
     return results
 
 
+@pytest.mark.slow
 def test_eight_ranks_train_as_one_process(data, tmp_path):
     """tp 2 x pp 2 x dp 2 on two emulated nodes, 20 steps, clipping at 0.1: loss and norm of every step to 1e-5."""
     training = {"micro_batch": 2, "clip_norm": 0.1}
@@ -67,6 +68,7 @@ def test_eight_ranks_train_as_one_process(data, tmp_path):
     assert run.events("step", rank=4) == []  # local rank 0 of the second node writes its node's file, but no steps
 
 
+@pytest.mark.slow
 def test_a_signal_on_one_rank_stops_all_at_one_step_and_resume_repeats_the_run(data, tmp_path):
     job = make_job(data, gpus=2, training={"steps": 8, "micro_batch": 2}, every=5, tp=2)
     straight, stopped = make_run(tmp_path / "straight", job), make_run(tmp_path / "stopped", job)
