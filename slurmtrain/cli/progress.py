@@ -82,10 +82,10 @@ def _plain() -> Iterator[Show]:
 
 @contextmanager
 def _live() -> Iterator[Show]:
-    """A panel that stays in place: state, bar, the newest lines."""
+    """A panel that stays in place and goes at the end: state, bar, the newest lines."""
     recent: list[str] = []
     console = Console(highlight=False, markup=False)
-    with Live(console=console, auto_refresh=False, transient=False) as live:
+    with Live(console=console, auto_refresh=False, transient=True) as live:
 
         def show(told: Report, fresh: list[str]) -> None:
             recent.extend(fresh)
@@ -100,6 +100,7 @@ def _panel(told: Report, recent: list[str]) -> RenderableType:
     for label, text in lines(told):
         if label not in {"step", "next"}:
             table.add_row(Text(label, style="bold"), Text(text))
-    bar = ProgressBar(total=told.steps or 1, completed=told.step, width=60)
+    bar = Table.grid(padding=(0, 2))
+    bar.add_row(ProgressBar(total=told.steps or 1, completed=told.step, width=50), Text(f"step {progress_text(told)}"))
     newest = [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in recent]
-    return Group(table, bar, Text(f"step {progress_text(told)}"), *newest)
+    return Group(table, bar, *newest)
