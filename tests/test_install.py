@@ -18,7 +18,8 @@ def test_the_wheel_holds_templates_sites_and_presets(tmp_path):
             target = source / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((ROOT / name).read_bytes())
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--disable-pip-version-check", "-w", str(tmp_path), str(source)]
+    quiet = ["--quiet", "--no-deps", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "wheel", *quiet, "-w", str(tmp_path), str(source)]
     subprocess.run(command, check=True, timeout=300, capture_output=True)
     names = set(zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist())
     sites = {f"slurmtrain/site_configs/{p.name}" for p in (ROOT / "site_configs").glob("*.toml")}
