@@ -72,17 +72,10 @@ def _check_model(job: JobConfig, _site: SiteConfig) -> None:
 
 def _check_tensor(job: JobConfig, _site: SiteConfig) -> None:
     model, tp = job.model, job.parallel.tp
-    sizes = {
-        "heads": model.heads,
-        "kv_heads": model.kv_heads,
-        "ffn": model.ffn,
-        "sequence_length": job.training.sequence_length,
-        "vocab": model.vocab,
-    }
+    sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "ffn": model.ffn, "sequence_length": job.training.sequence_length}
     for name, size in sizes.items():
         if size % tp:
-            padded = f", or model.vocab = {-(-size // tp) * tp}" if name == "vocab" else ""
-            _refuse(job, "parallel.tp", tp, f"does not divide {name} = {size}: use {_divisors(gcd(*sizes.values()))}{padded}")
+            _refuse(job, "parallel.tp", tp, f"does not divide {name} = {size}: use {_divisors(gcd(*sizes.values()))}")
 
 
 def _check_stages(job: JobConfig, _site: SiteConfig) -> None:
