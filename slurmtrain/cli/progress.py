@@ -19,7 +19,7 @@ from slurmtrain.errors import EXIT_FAULT, EXIT_OK
 from slurmtrain.resilience.lines import event_line, stamp
 from slurmtrain.rundir import RunDir
 from slurmtrain.telemetry.events import Event
-from slurmtrain.telemetry.reader import FolderTail
+from slurmtrain.telemetry.reader import EventTail
 
 POLL_S = 0.5
 ASK_S = 5.0
@@ -42,7 +42,7 @@ def _until_over(run: RunDir, doors: Doors, word: str, show: Show) -> Report:
     config = config_of(run)
     steps = config.training.steps if config else 0
     tokens = config.training.global_batch * config.training.sequence_length if config else 0
-    tail, asked_at, told = FolderTail(run.events), float("-inf"), None
+    tail, asked_at, told = EventTail(run.event_file(0)), float("-inf"), None
     while True:
         fresh = [line for event in tail.poll() if (line := _line(event, steps, tokens))]
         now = doors.clock.monotonic()

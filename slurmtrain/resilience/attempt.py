@@ -49,7 +49,7 @@ def make_attempt(c: Composition, owner: Owner) -> Ended:
 def _begin(c: Composition, owner: Owner) -> AttemptRecord:
     """Choose nodes and publish attempt.json."""
     grant = c.allocation.look()
-    check_grant(grant.job, c.setup.plan, c.setup.site, whole_nodes=c.setup.whole_nodes)
+    check_grant(grant.job, c.setup.plan, c.setup.site)
     excluded = read_excluded(c.run.exclude_json, c.clock.time())
     chosen = choose(c.setup.plan, grant.nodes, c.allocation.places(grant.nodes), excluded)
     record = AttemptRecord(
@@ -111,7 +111,7 @@ def _check(c: Composition, record: AttemptRecord) -> AttemptRecord | Verdict:
         nonce=write_nonce(attempt, c.disk),
         version=__version__,
         cpus=setup.site.node.cpus_per_gpu * setup.plan.gpus_per_node if in_slurm else 0,
-        memory_bytes=expected_memory(setup.site, whole_nodes=setup.whole_nodes) if in_slurm else 0,
+        memory_bytes=expected_memory(setup.plan, setup.site) if in_slurm else 0,
         ulimits=setup.site.environment.ulimits,
     )
     result = check_nodes(
@@ -127,7 +127,8 @@ def _check(c: Composition, record: AttemptRecord) -> AttemptRecord | Verdict:
         by_person = c.run.stop.exists() or c.signals.count(INTERRUPT) > 0
         return Verdict("stopped" if by_person else "requeue", "stopped before the ranks were started")
     if result.faults:
-        more = f" (and {len(result.faults) - _SHOWN_FAULTS} more)" if len(result.faults) > _SHOWN_FAULTS else ""
+        unfit = fold(fault.node for fault in result.faults)
+        more = f" (and more: {unfit})" if len(result.faults) > _SHOWN_FAULTS else ""
         words = "; ".join(str(fault) for fault in result.faults[:_SHOWN_FAULTS])
         return Verdict("launch", one_line(f"check of the nodes: {words}{more}", 600), node=result.faults[0].node)
     c.say(f"{len(record.nodes)} nodes checked in {result.seconds:.1f} s")

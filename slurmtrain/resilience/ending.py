@@ -83,11 +83,16 @@ def _after_stop(scene: Scene) -> End:
 
 
 def stuck_attempts(records: Sequence[AttemptRecord]) -> int:
-    """How many of the newest attempts, in a row, were stopped for a requeue without a checkpoint newer than all before them."""
+    """How many of the newest attempts, in a row, were stopped for a requeue without a checkpoint newer than all before them.
+
+    An attempt that Slurm took away (TERM) before its first step does not count.
+    """
     durable = [(r.outcome.last_durable_step or 0) if r.outcome else 0 for r in records]
     count = 0
     for index in reversed(range(len(records))):
         outcome = records[index].outcome
+        if outcome is not None and outcome.signal == "TERM" and outcome.step is None:
+            continue
         if outcome is None or outcome.kind != "requeue" or durable[index] > max(durable[:index], default=0):
             break
         count += 1

@@ -15,8 +15,8 @@ from slurmtrain.fabric.topology import choose_nodes, order_nodes, segment_nodes
 from slurmtrain.slurm.types import JobInfo, NodePlace
 from slurmtrain.units import format_size
 
-MEMORY_TOLERANCE = 0.95
-"""A node's RealMemory is a little less than what it was bought with."""
+MEMORY_TOLERANCE = 0.8
+"""A node's RealMemory is less than what it was bought with; what a job gets without --mem=0 is much less."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def read_excluded(path: Path, now: float) -> dict[str, str]:
         return {}
 
 
-def check_grant(job: JobInfo | None, plan: Plan, site: SiteConfig, *, whole_nodes: bool) -> None:
+def check_grant(job: JobInfo | None, plan: Plan, site: SiteConfig) -> None:
     """Compare CPUs and memory of the job, per node, with what was asked. Raises LaunchError with the numbers when there are fewer."""
     if job is None:
         return
@@ -65,14 +65,15 @@ def check_grant(job: JobInfo | None, plan: Plan, site: SiteConfig, *, whole_node
             f"job {job.job_id} has {job.cpus_per_node} CPUs per node, the world needs {cpus} "
             f"({plan.gpus_per_node} ranks x cpus_per_gpu = {site.node.cpus_per_gpu}): ask for --cpus-per-task={site.node.cpus_per_gpu}"
         )
-    memory = expected_memory(site, whole_nodes=whole_nodes)
+    memory = expected_memory(plan, site)
     if memory and job.memory_per_node_bytes and job.memory_per_node_bytes < memory:
+        whole = plan.gpus_per_node == site.node.gpus
         raise LaunchError(
-            f"job {job.job_id} has {format_size(job.memory_per_node_bytes)} of memory per node, the site's nodes have "
-            f"{format_size(site.node.memory_bytes or 0)}: ask for --mem=0"
+            f"job {job.job_id} has {format_size(job.memory_per_node_bytes)} of memory per node, {plan.gpus_per_node} of {site.node.gpus} "
+            f"ranks' share of a node is {format_size(memory / MEMORY_TOLERANCE)}: ask for {'--mem=0' if whole else 'more by --mem'}"
         )
 
 
-def expected_memory(site: SiteConfig, *, whole_nodes: bool) -> int:
-    """Bytes that each node must offer; 0: not known, or only a part of a node was asked for."""
-    return int(site.node.memory_bytes * MEMORY_TOLERANCE) if site.node.memory_bytes and whole_nodes else 0
+def expected_memory(plan: Plan, site: SiteConfig) -> int:
+    """Bytes that each node must offer: the ranks' share of what the site says of a node, less a tolerance; 0: not known."""
+    return int((site.node.memory_bytes or 0) * MEMORY_TOLERANCE) * plan.gpus_per_node // site.node.gpus

@@ -28,10 +28,6 @@ class Setup:
         """Interpreter of the ranks: the job's, the site's, else the one that runs this."""
         return self.job.python or self.site.python.interpreter or sys.executable
 
-    @property
-    def whole_nodes(self) -> bool:
-        return self.plan.gpus_per_node == self.site.node.gpus
-
 
 def rank_environment(setup: Setup, attempt: int, allocation: Mapping[str, str]) -> dict[str, str]:
     """Variables that the ranks get on top of the allocation's: the site's, then the job's, verbatim, then what nobody has set."""

@@ -18,7 +18,7 @@ from slurmtrain.rundir import AttemptDir, RunDir
 from slurmtrain.steps.launcher import Step
 from slurmtrain.telemetry.events import Event
 from slurmtrain.telemetry.exitfile import ExitRecord, StopReason, read_exit_records
-from slurmtrain.telemetry.reader import FolderTail
+from slurmtrain.telemetry.reader import EventTail
 from slurmtrain.telemetry.stopfile import stop_bytes
 
 POLL_S = 0.5
@@ -58,7 +58,8 @@ class Watch:
         self._clock, self._disk, self._allocation, self._signals, self._say = clock, disk, allocation, signals, say
         self._steps, self._tokens_per_step = steps, tokens_per_step
         self.tracker = Tracker(attempt.number)
-        self._tail = FolderTail(run.events)
+        # Rank 0's file alone: twice a second the files of a thousand nodes would be a load on the shared folder.
+        self._tail = EventTail(run.event_file(0))
         self._records: dict[int, ExitRecord] = {}
         self._first: dict[str, float] = {}
         self._asked: tuple[StopReason, float] | None = None

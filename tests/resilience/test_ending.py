@@ -50,8 +50,8 @@ def test_rows(name, given, code, requeue):
     assert end.why
 
 
-def attempt(number: int, kind: str | None, durable: int | None) -> AttemptRecord:
-    outcome = None if kind is None else Outcome(kind, "", last_durable_step=durable)
+def attempt(number: int, kind: str | None, durable: int | None, signal: str = "") -> AttemptRecord:
+    outcome = None if kind is None else Outcome(kind, "", last_durable_step=durable, signal=signal, step=None if signal == "TERM" else 5)
     return AttemptRecord(number, "12", number - 1, 0.0, ("n1",), (), 1, 1, outcome=outcome)
 
 
@@ -65,6 +65,7 @@ def attempt(number: int, kind: str | None, durable: int | None) -> AttemptRecord
         ([("requeue", 10), ("requeue", 20)], 0),
         ([("requeue", 10), (None, None), ("requeue", 10)], 1),
         ([("requeue", 10), ("failed", 10), ("requeue", 10)], 1),
+        ([("requeue", None), ("requeue", None, "TERM"), ("requeue", None)], 2),
     ],
 )
 def test_attempts_without_a_newer_checkpoint_are_counted(ends, stuck):

@@ -46,18 +46,25 @@ def job(cpus: int | None, memory: int | None) -> JobInfo:
 
 def test_enough_or_unknown_is_no_fault():
     for found in (job(24, 96 << 30), job(64, None), job(None, None), None):
-        check_grant(found, plan(2), SITE, whole_nodes=True)
+        check_grant(found, plan(2), SITE)
 
 
-@pytest.mark.parametrize(("found", "words"), [(job(23, None), "23 CPUs per node, the world needs 24"), (job(24, 90 << 30), "90.0 GiB")])
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [(job(23, None), "23 CPUs per node, the world needs 24"), (job(24, 70 << 30), "70.0 GiB of memory per node.*100.0 GiB")],
+)
 def test_less_than_asked_is_an_error_with_the_numbers(found, words):
     with pytest.raises(LaunchError, match=words):
-        check_grant(found, plan(2), SITE, whole_nodes=True)
+        check_grant(found, plan(2), SITE)
 
 
-def test_a_part_of_a_node_promises_no_memory():
-    check_grant(job(24, 1 << 30), plan(2), SITE, whole_nodes=False)
-    assert expected_memory(SITE, whole_nodes=False) == 0
+def test_a_part_of_a_node_needs_its_share_of_memory():
+    half = build_plan(job_of("run", nodes=2, gpus=2, steps=1), SITE)
+    assert expected_memory(half, SITE) == (40 << 30)
+    assert expected_memory(half, site_of("srun", 4)) == 0
+    check_grant(job(12, 50 << 30), half, SITE)
+    with pytest.raises(LaunchError, match=r"30\.0 GiB .*2 of 4 ranks' share of a node is 50\.0 GiB"):
+        check_grant(job(12, 30 << 30), half, SITE)
 
 
 def test_what_has_expired_is_forgotten_and_a_damaged_file_is_none(tmp_path):
