@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,8 @@ def command(ctx: click.Context, name: str, root: Path | None) -> None:
 
 def _end(seen: Seen, doors: Doors) -> str:
     """Cancel; the line that tells. Raises UserError for a run that cannot be ended from here."""
-    from slurmtrain.errors import UserError
+    from slurmtrain.cli.facts import CANCEL_FAILED
+    from slurmtrain.errors import SlurmError, UserError
     from slurmtrain.telemetry.history import add_act
 
     run, job, facts = seen.run, seen.facts.job, seen.facts
@@ -54,8 +56,13 @@ def _end(seen: Seen, doors: Doors) -> str:
     add_act(run, doors.disk, doors.clock.time(), "cancel", job_id=facts.job_id)
     if by_job:
         target = _target(seen, job.job_id if job else facts.job_id)
-        doors.slurm.cancel(target)
-        doors.slurm.my_jobs(max_age_s=0.0)
+        try:
+            doors.slurm.cancel(target)
+        except BaseException:
+            add_act(run, doors.disk, doors.clock.time(), CANCEL_FAILED, job_id=facts.job_id)
+            raise
+        with suppress(SlurmError):
+            doors.slurm.my_jobs(max_age_s=0.0)
         return f"cancelled job {target} of run {run.name}"
     assert seen.owner is not None
     os.kill(seen.owner.pid, signal.SIGINT)

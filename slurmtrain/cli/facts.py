@@ -20,6 +20,8 @@ from slurmtrain.slurm.types import JobInfo
 from slurmtrain.telemetry.history import Act, read_acts
 
 QUEUE_AGE_S = 10.0
+CANCEL_FAILED = "cancel failed"
+"""The act that takes back a `cancel` which Slurm did not hear."""
 _BEGINS = frozenset({"submit", "run", "start"})
 _LIVELY = ("RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "PENDING")
 """Of several jobs of a run (segments), the one that says most."""
@@ -98,7 +100,7 @@ def _newest_job(acts: Sequence[Act], owner: Owner | None) -> str:
 
 
 def _cancelled(acts: Sequence[Act]) -> bool:
-    told = [act.what for act in acts if act.what in _BEGINS or act.what == "cancel"]
+    told = [act.what for act in acts if act.what in _BEGINS or act.what in {"cancel", CANCEL_FAILED}]
     return bool(told) and told[-1] == "cancel"
 
 

@@ -8,7 +8,7 @@
 | the job runs, and its newest attempt has not ended (or ended before this start) | RUNNING |
 | the job runs, and its attempt was stopped for a requeue | REQUEUED |
 | no job; STOP is there, or the newest attempt ended because a person asked, or for a requeue that did not come | STOPPED |
-| no job; a person cancelled it, or Slurm says so | CANCELLED |
+| no job; a person cancelled it (whatever end its ranks then came to), or Slurm says so | CANCELLED |
 | no job; the newest attempt ended otherwise, or without a word | FAILED |
 | Slurm does not answer | as the files tell, and the reason says so |
 """
@@ -87,7 +87,8 @@ def _array(job_id: str) -> str:
 
 def _alive(facts: Facts, job: JobInfo) -> RunState:
     outcome = facts.outcome if facts.attempt_is_of_job else None
-    if facts.cancelled and (job.state != "RUNNING" or outcome is not None):
+    # A job that waits was not cancelled, whatever the history says: Slurm did not hear it.
+    if facts.cancelled and job.state != "PENDING" and (job.state != "RUNNING" or outcome is not None):
         return RunState("CANCELLED", "a person cancelled it")
     if job.state == "PENDING":
         return RunState("REQUEUED" if facts.attempt_is_of_job else "PENDING", _waits_for(job.reason))
@@ -131,6 +132,8 @@ def _local(facts: Facts) -> RunState:
 def _ended(facts: Facts) -> RunState:
     job, outcome = facts.job, facts.outcome
     by_slurm = job is not None and job.state == "CANCELLED"
+    if facts.cancelled and outcome is not None and outcome.kind in {"failed", "launch"}:
+        return RunState("CANCELLED", "a person cancelled it")
     if outcome is not None and outcome.kind not in {"requeue", "node_failure"}:
         return _by_outcome(outcome)
     if facts.stop and not facts.cancelled:

@@ -108,6 +108,8 @@ def _finish(c: Composition, owner: Owner, ended: Ended) -> Summary:
         _try(c, "FINISHED", lambda: c.disk.write(c.run.finished, to_json({"v": 1, "step": outcome.step, "t": c.clock.time()})))
     c.say(f"attempt {owner.attempt} {outcome.kind}: {outcome.cause}")
     c.say(f"last durable step: {outcome.last_durable_step if outcome.last_durable_step is not None else 'none'}; {end.why}")
+    if c.signals.count(INTERRUPT) > 1:
+        _act(c, "cancel", "Ctrl-C twice")
     _act(c, "requeue" if end.requeue else _ACT.get(outcome.kind, "fail"), f"attempt {owner.attempt}: {outcome.cause}")
     _try(c, "owner.json", lambda: release(c.run, owner, c.disk))
     _try(c, "submit/exit_code", lambda: write_exit_code(c.run, c.disk, end.code))

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from slurmtrain.atomic import to_json
 from slurmtrain.config.stored import read_job
+from slurmtrain.errors import SlurmUnavailableError
 from slurmtrain.resilience.records import Outcome
 from slurmtrain.telemetry.history import add_act, read_acts
 from tests.cli.desk import Desk, one_line_of
@@ -42,6 +44,16 @@ def test_the_job_is_cancelled_and_status_tells_it_also_when_slurm_has_forgotten(
         attempted(desk, run, job_id, steps=range(0), outcome=Outcome("requeue", "stopped at a checkpoint", signal="TERM"))
         add_act(run, desk.disk, desk.clock.time(), "cancel", job_id=job_id)
     desk.slurm.forget(job_id)
+    assert state(desk) == "CANCELLED"
+
+
+def test_a_cancel_that_slurm_did_not_hear_leaves_the_run_as_it_is_and_can_be_said_again(desk):
+    _, job_id = submitted(desk, state="PENDING")
+    desk.slurm.cancel, real = Mock(side_effect=SlurmUnavailableError("scancel: Slurm does not answer")), desk.slurm.cancel
+    assert "does not answer" in one_line_of(desk.type("cancel", "job"), code=1)
+    desk.slurm.cancel = real
+    assert state(desk) == "PENDING"
+    assert desk.type("cancel", "job").stdout == f"cancelled job {job_id} of run job\n"
     assert state(desk) == "CANCELLED"
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from slurmtrain.resilience.records import read_attempt, read_owner
 from slurmtrain.rundir import RunDir
+from slurmtrain.telemetry.history import read_acts
 from slurmtrain.telemetry.reader import read_events
 from tests.mpi_world import clean_environment
 from tests.resilience.runs import make_run
@@ -114,6 +115,7 @@ def test_a_second_ctrl_c_ends_ranks_that_do_not_listen(tmp_path):
     code, out = finish(process)
     assert code == 1, out
     assert "second Ctrl-C" in read_attempt(run, 1).outcome.cause
+    assert "cancel" in [act.what for act in read_acts(run)]
     assert not [pid for pid in pids(run, 1) if alive(pid)]
 
 
