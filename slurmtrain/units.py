@@ -64,6 +64,15 @@ def format_size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and its noun in the right form.
+
+    >>> counted(1, "node"), counted(2, "node")
+    ('1 node', '2 nodes')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def format_count(count: float) -> str:
     """1234 as 1.23k, 7.1e9 as 7.10B: three significant figures, whole numbers below 1000 as they are.
 

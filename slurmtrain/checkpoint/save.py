@@ -20,6 +20,7 @@ from slurmtrain.store.commit import OwnerCheck, discard, open_staging, publish
 from slurmtrain.store.listing import steps_present
 from slurmtrain.store.manifest import FileSum, Manifest, StoredBox, TensorEntry
 from slurmtrain.store.retention import remove, to_remove
+from slurmtrain.units import counted
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def assemble(header: Header, reports: Sequence[RankReport | Failure]) -> Manifes
     """The manifest of what all ranks wrote. Raises CheckpointError naming the rank that failed, or ranks that disagree."""
     failed = [f"rank {rank}: {one.message}" for rank, one in enumerate(reports) if isinstance(one, Failure)]
     if failed:
-        more = f" (and {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
+        more = f" (and {counted(len(failed) - 1, 'more rank')})" if len(failed) > 1 else ""
         raise CheckpointError(f"checkpoint of step {header.step} not saved: {failed[0]}{more}")
     whole = [one for one in reports if isinstance(one, RankReport)]
     kinds: dict[str, tuple[tuple[int, ...], str]] = {}

@@ -20,6 +20,7 @@ from slurmtrain.resilience.records import AttemptRecord, Outcome, Owner, close_a
 from slurmtrain.resilience.signals import INTERRUPT, NOTICE, TERM
 from slurmtrain.resilience.watch import Watch, Watched
 from slurmtrain.slurm.hostlist import fold
+from slurmtrain.units import counted
 
 KILL_WAIT_DEFAULT_S = 30.0
 _SHOWN_FAULTS = 3
@@ -131,7 +132,7 @@ def _check(c: Composition, record: AttemptRecord) -> AttemptRecord | Verdict:
         more = f" (and more: {unfit})" if len(result.faults) > _SHOWN_FAULTS else ""
         words = "; ".join(str(fault) for fault in result.faults[:_SHOWN_FAULTS])
         return Verdict("launch", one_line(f"check of the nodes: {words}{more}", 600), node=result.faults[0].node)
-    c.say(f"{len(record.nodes)} nodes checked in {result.seconds:.1f} s")
+    c.say(f"{counted(len(record.nodes), 'node')} checked in {result.seconds:.1f} s")
     first = result.answers[record.nodes[0]]
     complete = replace(record, python=first.python, packages=dict(first.packages))
     write_attempt(c.run, c.disk, complete)

@@ -12,6 +12,7 @@ In this order; the first that holds is the outcome:
 | no record, and no rank ever spoke | launch, or node_failure where Slurm calls a node down |
 | the launcher saw a rank end with a code of its own | failed: "rank 3 code 7" |
 | every rank of a node is without a record | node_failure once Slurm says so; failed when it calls the node healthy |
+| the launcher itself was ended by a signal | failed: that signal |
 | some rank of a node is without a record | failed, the first such rank |
 | only lost peers | failed, the first of them |
 """
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 
 from slurmtrain.resilience.records import OutcomeKind
 from slurmtrain.telemetry.exitfile import ExitRecord, StopReason, is_follower
+from slurmtrain.units import counted
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Evidence:
     `records` and `deaths` by world rank; `spoke`: an event or a record of this attempt was seen; `asked`: the stop that the
     supervisor passed on; `down`: nodes that Slurm calls down (None: not asked, or it has not made up its mind);
     `complete`: the checkpoint of the last step is there; `log`: the last line of the ranks' output; `ended_because`: why the supervisor
-    itself ended the step, where it did.
+    itself ended the step, where it did; `launcher_signal`: the signal that ended the launcher itself ("SIGKILL").
     """
 
     nodes: tuple[str, ...]
@@ -53,6 +55,7 @@ class Evidence:
     complete: bool = False
     log: str = ""
     ended_because: str = ""
+    launcher_signal: str = ""
 
     @property
     def world(self) -> int:
@@ -89,12 +92,12 @@ def classify(e: Evidence) -> Verdict:
         if verdict := decide(e):
             return verdict
     first = min(e.records.values(), key=lambda r: r.rank)
-    return _of_record("failed", first, e.records, first.error)
+    return _of_record("failed", first, e.records, f"{first.error}; no rank left an error of its own: a rank or the network hangs")
 
 
 def _of_record(kind: OutcomeKind, record: ExitRecord, records: Mapping[int, ExitRecord], cause: str) -> Verdict:
     others = sum(r.kind == record.kind and not is_follower(r.error) for r in records.values()) - 1
-    more = f" (and {others} more ranks)" if others > 0 and kind in {"config", "failed"} else ""
+    more = f" (and {counted(others, 'more rank')})" if others > 0 and kind in {"config", "failed"} else ""
     where = f"rank {record.rank} on {record.node}: " if record.node else f"rank {record.rank}: "
     return Verdict(kind, f"{where}{cause}{more}", record.rank, record.node, _step(records))
 
@@ -153,7 +156,9 @@ def _from_deaths(e: Evidence) -> Verdict | None:
     rank = min(coded or struck)
     code = own[rank].code
     how = own[rank].how if code is None else f"code {code}"
-    return Verdict("failed", f"rank {rank} {how}, without a record of its own", rank, e.node_of(rank), _step(e.records))
+    return Verdict(
+        "failed", f"rank {rank} {how} on {e.node_of(rank)}, without a record of its own", rank, e.node_of(rank), _step(e.records)
+    )
 
 
 def _from_missing(e: Evidence) -> Verdict | None:
@@ -171,7 +176,13 @@ def _from_missing(e: Evidence) -> Verdict | None:
             step=_step(e.records),
             suspects=tuple(gone) if e.down is None else (),
         )
-    first = missing[0]
-    words = e.ended_because or (e.deaths[first].how if first in e.deaths else "") or e.log
-    cause = f"rank {first} ended without a record{f': {words}' if words else ''}"
+    if e.launcher_signal and not e.ended_because:
+        return Verdict("failed", f"the launcher itself was ended by {e.launcher_signal}, and the ranks with it", step=_step(e.records))
+    first = next((rank for rank in missing if rank in e.deaths), missing[0])
+    where = f"rank {first} on {e.node_of(first)}"
+    if not e.ended_because and first in e.deaths and e.deaths[first].how == "Killed":
+        cause = f"{where} was killed (SIGKILL) and left no record: out of memory, or by hand"
+    else:
+        words = e.ended_because or (e.deaths[first].how if first in e.deaths else "") or e.log
+        cause = f"{where} ended without a record{f': {words}' if words else ''}"
     return Verdict("failed", cause, first, e.node_of(first), _step(e.records))

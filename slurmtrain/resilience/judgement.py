@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,15 @@ def evidence_of(c: Composition, record: AttemptRecord, watched: Watched, tracker
         complete=durable_step(c) == c.setup.job.training.steps,
         log=last_words(c.run.attempt(record.attempt).path, words),
         ended_because=watched.ended_because,
+        launcher_signal=_signal_name(step.poll()),
     )
+
+
+def _signal_name(code: int | None) -> str:
+    """The signal that a process ended by, of the code that Python gives it: -9 is SIGKILL."""
+    if code is None or code >= 0:
+        return ""
+    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
 def _down_now(c: Composition, record: AttemptRecord, *, spoke: bool) -> frozenset[str] | None:

@@ -1,7 +1,7 @@
 """What a launcher says about tasks that ended, as deaths of world ranks: a hint for the cause, never for the outcome.
 
 srun numbers tasks over its own sorted node list, in blocks of `tasks_per_node`; the world has its own order of nodes. What ended by
-a signal after "Terminating StepId" was ended by srun itself: no cause.
+a signal after "Terminating StepId" or "Job step aborted" was ended by srun itself: no cause.
 
 >>> sorted(deaths_in("srun: error: n1: task 3: Exited with exit code 7", ("n2", "n1"), 4).items())
 [(7, Death(code=7, how='exited with code 7'))]
@@ -16,7 +16,7 @@ from slurmtrain.resilience.classify import Death
 from slurmtrain.slurm.hostlist import expand
 
 _TASKS = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)\s*$")
-_ENDING = re.compile(r"srun: .*(Terminating StepId|Force Terminated)")
+_ENDING = re.compile(r"srun: .*(Terminating StepId|Force Terminated|Job step aborted)")
 _CODE = re.compile(r"Exited with exit code (\d+)")
 _HYDRA = re.compile(r"EXIT CODE: (\d+)")
 

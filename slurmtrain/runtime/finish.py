@@ -18,7 +18,7 @@ from slurmtrain.atomic import Disk, SystemDisk
 from slurmtrain.errors import EXIT_CONFIG, EXIT_FAULT, EXIT_OK, LaunchError, UserError, one_line
 from slurmtrain.rundir import AttemptDir, RunDir
 from slurmtrain.runtime.world import Standing, World
-from slurmtrain.telemetry.exitfile import PEER_LOST, ExitRecord, is_follower
+from slurmtrain.telemetry.exitfile import ExitRecord, is_follower, peer_lost
 
 LEAVE_WITHIN_S = 15.0
 """A failing rank is gone after this long even if the shared folder does not take its record."""
@@ -75,7 +75,7 @@ def record_of(standing: Standing, error: BaseException) -> ExitRecord:
     if isinstance(error, (UserError, LaunchError)):
         return ExitRecord(standing.rank, "config", EXIT_CONFIG, standing.step, one_line(str(error)), standing.node)
     text = _words(error)
-    marked = PEER_LOST + text if any(is_follower(_words(e)) for e in _causes(error)) else text
+    marked = peer_lost(text) if any(is_follower(_words(e)) for e in _causes(error)) else text
     return ExitRecord(standing.rank, "error", EXIT_FAULT, standing.step, one_line(marked), standing.node)
 
 

@@ -22,6 +22,8 @@ _FOLLOWS = re.compile(
 )
 """Words of gloo 2.13, NCCL and torch's TCPStore. A time-out counts: the peer that did not come is the cause."""
 
+_GLOO_TALK = re.compile(r"\[/\S+:\d+\] | This is typically caused by .*", re.DOTALL)
+
 
 @dataclass(frozen=True)
 class ExitRecord:
@@ -50,6 +52,15 @@ def read_exit_records(exit_dir: Path) -> dict[int, ExitRecord]:
             continue
         records[record.rank] = record
     return records
+
+
+def peer_lost(error: str) -> str:
+    """A follower's error, marked, without the place in gloo's source and its advice.
+
+    >>> peer_lost("RuntimeError: [/src/gloo/tcp/pair.cc:537] Read error: reset by peer. This is typically caused by a remote worker")
+    'peer lost: RuntimeError: Read error: reset by peer.'
+    """
+    return PEER_LOST + _GLOO_TALK.sub("", error)
 
 
 def is_follower(error: str) -> bool:

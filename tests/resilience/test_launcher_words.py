@@ -31,6 +31,15 @@ srun: error: n1: tasks 0-1: Exited with exit code 1
 srun: launch/slurm: _step_signal: Terminating StepId=3.1
 srun: error: Node failure on n2
 """
+# Slurm 22.05: slurmstepd of n2 was killed; srun gives up and kills the tasks of n1.
+STEPD_KILLED = """\
+srun: error: _server_write write failed: Bad file descriptor
+srun: error: Aborting, io error and missing step on node 1
+srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
+srun: error: n1: tasks 0-1: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=8.1
+srun: error: Timed out waiting for job step to complete
+"""
 HYDRA = """\
 ===================================================================================
 =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
@@ -51,6 +60,10 @@ def test_a_code_counts_also_after_srun_began_to_end_the_step():
 
 def test_a_signal_by_its_name():
     assert deaths_in(SEGFAULT, ("n1", "n2"), 4) == {3: Death(None, "Segmentation fault")}
+
+
+def test_what_srun_killed_when_it_gave_up_is_no_cause():
+    assert deaths_in(STEPD_KILLED, ("n1", "n2"), 2) == {}
 
 
 def test_world_ranks_follow_the_order_of_the_world_not_that_of_srun():
