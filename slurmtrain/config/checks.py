@@ -1,7 +1,7 @@
 """Do the parts of a job fit each other and the site? Pure functions; each message says which values would do.
 
 `resolve_dp` alone does the arithmetic of the world; `fabric.plan` calls it too. What the nodes' topology allows is placement's
-affair, how short a limit may be is launch's, and the vocabulary of the data is compared at start.
+affair, how short a limit may be is launch's, and what the tokens say of themselves is compared by `data.index`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ import numpy as np
 import xxhash
 
 from slurmtrain.atomic import Disk, SystemDisk, to_json
-from slurmtrain.data.tokens import DOCUMENTS_NAME, INDEX_NAME, TOKENS_NAME, DataFile, TokenIndex, numpy_dtype, read_index
+from slurmtrain.data.index import DOCUMENTS_NAME, INDEX_NAME, TOKENS_NAME, DataFile, TokenIndex, read_index
+from slurmtrain.data.tokens import numpy_dtype
 from slurmtrain.errors import DataError, UserError
 
 SUFFIXES = (

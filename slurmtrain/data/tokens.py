@@ -10,76 +10,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import xxhash
 
+from slurmtrain.data.index import DOCUMENTS_NAME, TOKENS_NAME, TokenIndex, TokenType, check_files, read_index
 from slurmtrain.errors import DataError
 
-INDEX_NAME = "index.json"
-TOKENS_NAME = "tokens.bin"
-DOCUMENTS_NAME = "documents.bin"
-INDEX_VERSION = 1
-TokenType = Literal["uint16", "uint32"]
 _NUMPY: dict[str, str] = {"uint16": "<u2", "uint32": "<u4"}
 _READ_BYTES = 16 << 20
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """Size in bytes and sum of one file."""
-
-    size: int
-    xxh3_64: str
-
-
-@dataclass(frozen=True)
-class TokenIndex:
-    """What index.json says."""
-
-    dtype: TokenType
-    tokens: int
-    documents: int
-    vocab: int
-    eod: int
-    files: Mapping[str, DataFile]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"v": INDEX_VERSION, **asdict(self)}
 
 
 def numpy_dtype(name: TokenType) -> np.dtype[Any]:
     """The element type of tokens.bin."""
     return np.dtype(_NUMPY[name])
-
-
-def read_index(folder: Path) -> TokenIndex:
-    """Read and check index.json. Raises DataError: missing, of a newer version, damaged."""
-    path = folder / INDEX_NAME
-    try:
-        raw = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}: build the folder with `slurmtrain data build`") from error
-    except ValueError as error:
-        raise DataError(f"{path}: damaged: {error}") from error
-    version = raw.pop("v", None) if isinstance(raw, dict) else None
-    if isinstance(version, int) and version > INDEX_VERSION:
-        raise DataError(f"{path}: format version {version}; this release reads up to {INDEX_VERSION}: use a newer slurmtrain")
-    try:
-        files = {name: DataFile(**one) for name, one in raw.pop("files").items()}
-        index = TokenIndex(files=files, **raw)
-        sizes = {TOKENS_NAME: index.tokens * numpy_dtype(index.dtype).itemsize, DOCUMENTS_NAME: (index.documents + 1) * 8}
-        sound = version == INDEX_VERSION and {name: one.size for name, one in files.items()} == sizes and 0 <= index.eod < index.vocab
-    except (AttributeError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: damaged: {type(error).__name__}: {error}") from error
-    if not sound:
-        raise DataError(f"{path}: damaged: version, sizes or vocabulary contradict each other")
-    return index
 
 
 class TokenFolder:
@@ -93,14 +39,7 @@ class TokenFolder:
     def open(cls, path: Path) -> TokenFolder:
         """Map the files of a folder; costs the same whatever their size. Raises DataError: missing, short, damaged, newer version."""
         index = read_index(path)
-        for name, want in index.files.items():
-            try:
-                size = (path / name).stat().st_size
-            except OSError as error:
-                raise DataError(f"{path / name}: {error.strerror or error}: build the folder again") from error
-            if size != want.size:
-                fault = "short" if size < want.size else "damaged"
-                raise DataError(f"{path / name}: {fault}: {size} bytes, {want.size} were written: build the folder again")
+        check_files(path, index)
         kind = numpy_dtype(index.dtype)
         offsets = np.memmap(path / DOCUMENTS_NAME, "<i8", "r")
         tokens = np.memmap(path / TOKENS_NAME, kind, "r") if index.tokens else np.empty(0, kind)

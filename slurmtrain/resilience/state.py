@@ -132,10 +132,9 @@ def _local(facts: Facts) -> RunState:
 def _ended(facts: Facts) -> RunState:
     job, outcome = facts.job, facts.outcome
     by_slurm = job is not None and job.state == "CANCELLED"
-    if facts.cancelled and outcome is not None and outcome.kind in {"failed", "launch"}:
-        return RunState("CANCELLED", "a person cancelled it")
     if outcome is not None and outcome.kind not in {"requeue", "node_failure"}:
-        return _by_outcome(outcome)
+        by_person = facts.cancelled and outcome.kind in {"failed", "launch"}
+        return RunState("CANCELLED", "a person cancelled it") if by_person else _by_outcome(outcome)
     if facts.stop and not facts.cancelled:
         return RunState("STOPPED", outcome.cause if outcome else "a person stopped it before it started")
     if facts.cancelled or by_slurm:

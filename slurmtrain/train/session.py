@@ -13,9 +13,9 @@ from slurmtrain.clock import Clock
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.stored import read_job
+from slurmtrain.data.index import TOKENS_NAME, check_fits
 from slurmtrain.data.loader import Batches
-from slurmtrain.data.tokens import TOKENS_NAME, TokenFolder
-from slurmtrain.errors import ConfigError
+from slurmtrain.data.tokens import TokenFolder
 from slurmtrain.parallel.apply import Built, build
 from slurmtrain.rundir import RunDir
 from slurmtrain.runtime.mesh import Mesh, build_mesh
@@ -62,15 +62,9 @@ class Session:
 
 
 def open_tokens(job: JobConfig) -> TokenFolder:
-    """The job's tokens. Raises DataError, and ConfigError when the model's vocabulary is smaller than the data's."""
+    """The job's tokens. Raises DataError, and ConfigError when they do not fit the job."""
     tokens = TokenFolder.open(job.data.path)
-    if tokens.vocab > job.model.vocab:
-        raise ConfigError(
-            f"the tokens in {job.data.path} have a vocabulary of {tokens.vocab}: use {tokens.vocab} or more",
-            where="job",
-            key="model.vocab",
-            value=job.model.vocab,
-        )
+    check_fits(tokens.index, job)
     return tokens
 
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from slurmtrain.cli.doors import Doors
 from slurmtrain.cli.main import main
+from slurmtrain.data.build import build
 from slurmtrain.rundir import RunDir
 from slurmtrain.shell import Completed, SystemShell
 from tests.config.bad_files import GOOD_JOB, GOOD_SITE
@@ -47,7 +48,8 @@ class Desk:
         self.slurm = FakeSlurm(self.clock)
         self.root = self.folder / "runs"
         self.job_file = self.folder / "job.toml"
-        (self.folder / "tokens").mkdir()
+        (self.folder / "text.py").write_text("# a few words of text for the tokens\n" * 40)
+        build([self.folder / "text.py"], self.folder / "tokens")
         self.root.mkdir()
         self.job_file.write_text(GOOD_JOB)
         (self.folder / "mysite.toml").write_text(GOOD_SITE)
