@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmtrain.cli.again import again
 from slurmtrain.cli.facts import Seen, config_of
 from slurmtrain.resilience.lines import number
 from slurmtrain.rundir import RunDir
@@ -120,8 +121,10 @@ def next_command(seen: Seen, word: str) -> str:
     if seen.state.state == "FAILED":
         rank = seen.facts.outcome.rank if seen.facts.outcome else None
         return f"slurmtrain logs {name}" + (f" --rank {rank}" if rank is not None else "")
+    root_named = word != run.name
     verb = "run" if seen.facts.foreground or not seen.facts.job_id else "submit"
-    return f"slurmtrain {verb} JOB.toml -J {shlex.quote(run.name)} --resume"
+    where = f" --root {shlex.quote(str(run.path.parent))}" if root_named else ""
+    return again(run, here=Path.cwd(), root=root_named) or f"slurmtrain {verb} JOB.toml -J {shlex.quote(run.name)}{where} --resume"
 
 
 def lines(r: Report) -> Iterator[tuple[str, str]]:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import click
+
 from slurmtrain.cli.runs import is_run, jobs_of
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.stored import read_job
-from slurmtrain.errors import RunExistsError, RunNotFoundError
+from slurmtrain.errors import ConfigError, RunExistsError, RunNotFoundError
 from slurmtrain.launch.prepare import changes
 from slurmtrain.rundir import RunDir
 from slurmtrain.slurm.client import SlurmClient
+from slurmtrain.store.listing import newest_durable_step
 
 LOOK_BACK = 4
 """Newest jobs of a run that Slurm is asked about."""
 
 
 def check_name(run: RunDir, *, resume: bool) -> None:
-    """Refuse a name that is taken, or one to resume that is not there or is finished. Raises UserError."""
+    """Refuse a name that is taken, or one to resume that is not there. Raises UserError."""
     there = run.path.exists() or run.path.is_symlink()
     if resume and not there:
         raise RunNotFoundError(f"no run {run.name!r} in {run.path.parent}: leave --resume out to begin it")
     if there and not is_run(run.path):
         raise RunExistsError(f"{run.path} exists and is not a run: choose another name with -J NAME, or another --root")
-    if there and run.finished.exists():
-        raise RunExistsError(f"run {run.name!r} is finished, there is nothing to resume: give a new run a name of its own with -J NAME")
+    if there and run.finished.exists() and not resume:
+        how = "give a new run a name of its own with -J NAME, or go on to more steps by --resume --set training.steps=N"
+        raise RunExistsError(f"run {run.name!r} is finished: {how}")
     if there and not resume:
         raise RunExistsError(
             f"run {run.name!r} exists in {run.path.parent}: go on with it by --resume, or choose another name with -J NAME"
@@ -41,8 +45,22 @@ def check_idle(run: RunDir, slurm: SlurmClient, *, own_job: str = "") -> None:
 
 
 def changed(run: RunDir, job: JobConfig) -> list[str]:
-    """What the job says otherwise than the run. Raises ConfigError for what a run cannot change."""
-    return changes(read_job(run.job_json), job)
+    """What the job says otherwise than the run; a person reads it before the job is submitted.
+
+    Raises ConfigError for what a run cannot change, and for a last step that lies behind it.
+    """
+    before = read_job(run.job_json)
+    found = changes(before, job)
+    finished = run.finished.exists()
+    steps, done = job.training.steps, max(newest_durable_step(run.checkpoints) or 0, before.training.steps if finished else 0)
+    if steps < done or (finished and steps == done):
+        was = f", and was begun with {before.training.steps}" if before.training.steps > done else ""
+        more = before.training.steps if was else f"N, more than {done}"
+        problem = f"run {run.name!r} is at step {done} already{was}: say --set training.steps={more}, or -J NAME for a new run"
+        raise ConfigError(problem, key="training.steps", value=steps)
+    if found:
+        click.echo(f"changed since the run was last submitted: {', '.join(found)}", err=True)
+    return found
 
 
 def _busy(run: RunDir, job_id: str, state: str) -> str:

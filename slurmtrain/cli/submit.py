@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -55,7 +56,7 @@ def command(ctx: click.Context, /, job_file: Path, sbatch_options: tuple[str, ..
         click.echo(f"# would run: sbatch {' '.join(contents.request.sbatch_options)} SCRIPT", err=True)
         return
     jobs = _submit(made, contents, doors, resume=said["resume"], note=note)
-    _tell(made, jobs, parsable=said["parsable"])
+    _tell(made, jobs, named=made.run.name if said["root"] is None else str(made.run.path), parsable=said["parsable"])
 
 
 def _check(made: Draft, doors: Doors, *, resume: bool) -> str:
@@ -116,7 +117,7 @@ def _submit(made: Draft, contents: RunContents, doors: Doors, *, resume: bool, n
     return jobs
 
 
-def _tell(made: Draft, jobs: list[RunJob], *, parsable: bool) -> None:
+def _tell(made: Draft, jobs: list[RunJob], *, named: str, parsable: bool) -> None:
     from slurmtrain.launch.root import MOUNTS, local_warning
 
     job_id = jobs[0].job_id.partition("_")[0]
@@ -124,7 +125,7 @@ def _tell(made: Draft, jobs: list[RunJob], *, parsable: bool) -> None:
         click.echo(job_id)
         return
     click.echo(f"Submitted batch job {job_id}")
-    click.echo(f"run folder {made.run.path}\nfollow it: slurmtrain logs {made.run.name} -f", err=True)
+    click.echo(f"run folder {made.run.path}\nfollow it: slurmtrain logs {shlex.quote(named)} -f", err=True)
     with suppress(OSError):
         warning = local_warning(made.run.path, MOUNTS.read_text()) if made.site.fabric.kind != "loopback" else None
         if warning:

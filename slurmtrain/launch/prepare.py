@@ -53,7 +53,7 @@ def create_run(run: RunDir, contents: RunContents, disk: Disk) -> None:
 
 
 def renew_run(run: RunDir, contents: RunContents, disk: Disk) -> None:
-    """Make an existing run ready for another job: code, configuration and script anew, STOP gone. Raises SlurmtrainError."""
+    """Make an existing run ready for another job: code, configuration and script anew, STOP and FINISHED gone. Raises SlurmtrainError."""
     fresh, old = run.aside("code", os.getpid()), run.aside("code-old", os.getpid())
     with _one_line_faults(run.path):
         try:
@@ -63,6 +63,7 @@ def renew_run(run: RunDir, contents: RunContents, disk: Disk) -> None:
                 run.code.rename(old)
             fresh.rename(run.code)
             run.stop.unlink(missing_ok=True)
+            run.finished.unlink(missing_ok=True)
         finally:
             remove_tree(fresh)
             remove_tree(old)

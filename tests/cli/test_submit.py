@@ -14,6 +14,7 @@ from slurmtrain.slurm.types import JobInfo
 from slurmtrain.telemetry.history import read_acts
 from tests.cli.desk import Desk, one_line_of
 from tests.fakes.disk import FakeDisk
+from tests.store.checkpoints import save
 
 
 @pytest.fixture
@@ -26,6 +27,10 @@ def test_stdout_is_what_sbatch_says_and_hints_are_on_stderr(desk):
     assert (result.exit_code, result.stdout) == (0, "Submitted batch job 1\n"), result.output
     assert f"run folder {desk.run().path}" in result.stderr
     assert "slurmtrain logs job -f" in result.stderr
+    elsewhere = desk.folder / "other runs"
+    hint = next(line for line in desk.submit("--root", elsewhere).stderr.splitlines() if line.startswith("follow it"))
+    words = shlex.split(hint.partition(": ")[2])
+    assert desk.type(*words[1:-1]).stderr.startswith("slurmtrain: run job: nothing was printed")
 
 
 def test_parsable_prints_the_id_alone(desk):
@@ -186,12 +191,29 @@ def test_resume_refuses_another_model_shape(desk):
     assert "model.layers = 8: the run was begun with" in one_line_of(desk.submit("--resume", "--set", "model.layers=8"))
 
 
-def test_resume_of_a_finished_run_and_of_none(desk):
+def test_resume_of_none(desk):
     assert "no run 'job'" in one_line_of(desk.submit("--resume"))
+
+
+def test_a_finished_run_goes_on_to_more_steps_alone(desk):
     desk.submit()
+    desk.slurm.change("1", state="COMPLETED")
     desk.run().finished.write_text("{}")
-    assert "is finished" in one_line_of(desk.submit("--resume"))
     assert "is finished" in one_line_of(desk.submit())
+    line = one_line_of(desk.submit("--resume"))
+    assert "training.steps = 100: run 'job' is at step 100 already: say --set training.steps=N, more than 100" in line
+    assert desk.submit("--resume", "--set", "training.steps=150").exit_code == 0
+    assert not desk.run().finished.exists()
+
+
+def test_resume_tells_what_changed_and_refuses_a_last_step_that_is_behind(desk):
+    desk.submit("--set", "training.steps=2000", "--set", "checkpoint.keep=5")
+    desk.slurm.change("1", state="COMPLETED")
+    save(desk.run(), 121)
+    line = one_line_of(desk.submit("--resume"))
+    assert "training.steps = 100: run 'job' is at step 121 already, and was begun with 2000: say --set training.steps=2000" in line
+    result = desk.submit("--resume", "--set", "training.steps=2000", "--dry-run")
+    assert result.stderr.splitlines()[0] == "changed since the run was last submitted: checkpoint.keep: 5 -> 3"
 
 
 def test_a_folder_that_is_no_run_is_not_touched(desk):
