@@ -86,6 +86,17 @@ def test_fast_and_default_timings():
         assert (each["ClusterName"], each["KillOnBadExit"], each["WaitTime"], each["ReturnToService"]) == ("devcluster", "0", "0", "2")
 
 
+def test_clusters_that_run_beside_each_other_give_out_different_job_ids():
+    """MPICH names shared memory of a host by job and step: two worlds of one name would meet in it."""
+    first = [
+        int(settings(conf.slurm_conf(Record(Spec(), Ports(base), (22, 5), "host"), Folder(Path("/f"))))["FirstJobId"])
+        for base in range(ports.FIRST, ports.LAST, ports.BLOCK)
+    ]
+    assert first[0] == 1
+    assert min(b - a for a, b in zip(first, first[1:], strict=False)) >= 1000
+    assert first[-1] < 0x03FF0000 - 1000  # MaxJobId, as slurm.conf(5) has it
+
+
 def test_nodes_have_a_port_each_and_no_two_daemons_share_one():
     text = conf.slurm_conf(record(nodes=3, gpus=8), Folder(Path("/f")))
     nodes = [line for line in text.splitlines() if line.startswith("NodeName=")]

@@ -7,41 +7,32 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 from first.detect import find_slurm  # noqa: E402
 
 
-def nothing():
-    return iter(())
-
-
 def silent(env):
     return ""
 
 
-def test_a_bare_machine_has_no_slurm(tmp_path):
-    assert find_slurm({}, configurations=[tmp_path / "slurm.conf"], daemons=nothing, ask=silent) is None
+def test_a_bare_machine_has_no_slurm():
+    assert find_slurm({}, shows=silent, ask=silent) is None
 
 
-def test_the_devclusters_own_shell_is_no_foreign_slurm(tmp_path):
-    env = {"SLURMTRAIN_SITE": "devcluster", "SLURM_CONF": "/x/slurm.conf"}
-    assert find_slurm(env, configurations=[], daemons=nothing, ask=lambda _: "devcluster") is None
+def test_the_devclusters_own_shell_is_no_foreign_slurm():
+    env = {"SLURMTRAIN_DEVCLUSTER_DIR": "/x", "SLURM_CONF": "/x/etc/slurm.conf"}
+    assert find_slurm(env, shows=silent, ask=lambda _: "devcluster") is None
 
 
-@pytest.mark.parametrize("sign", ["file", "variable", "daemon", "ping"])
-def test_each_sign_of_a_configured_slurm_counts(sign, tmp_path):
-    conf = tmp_path / "slurm.conf"
-    if sign == "file":
-        conf.write_text("ClusterName=real\n")
-    env = {"SLURM_CONF": str(conf)} if sign == "variable" else {}
-    daemons = (lambda: iter([("slurmctld", "/usr/sbin/slurmctld -D")])) if sign == "daemon" else nothing
-    found = find_slurm(env, configurations=[conf], daemons=daemons, ask=(lambda _: "real") if sign == "ping" else silent)
-    assert found is not None
-    assert len(found.signs) == 1
+def test_a_configuration_or_daemon_counts_and_so_does_an_answer():
+    configured = find_slurm({}, shows=lambda _: "/etc/slurm/slurm.conf", ask=silent)
+    answering = find_slurm({}, shows=silent, ask=lambda _: "big")
+    assert configured is not None
+    assert configured.signs == ("/etc/slurm/slurm.conf",)
+    assert answering is not None
+    assert answering.cluster == "big"
 
 
 def test_quickstart_offers_a_decoy_cluster_and_starts_nothing(tmp_path):

@@ -5,6 +5,7 @@ Each setting was tried on Slurm 22.05 and 24.11; the reason stands where it is n
 
 from __future__ import annotations
 
+from .ports import BLOCK, FIRST
 from .spec import Folder, Record
 
 FIRST_WITH_BLOCKS = (23, 11)
@@ -20,6 +21,8 @@ FAST = {
 }
 DEFAULT = {"SlurmdTimeout": "300", "KillWait": "30", "MinJobAge": "300"}
 CRED_EXPIRE_S = {"fast": 5, "default": 120}
+JOB_IDS = 10_000
+"""Job ids of a cluster before the next one's begin: MPICH names its segments in /dev/shm by job and step, and clusters share them."""
 
 
 def slurm_conf(record: Record, folder: Folder) -> str:
@@ -46,6 +49,7 @@ def slurm_conf(record: Record, folder: Folder) -> str:
         "SelectTypeParameters": "CR_Core_Memory",
         "DefMemPerCPU": str(REAL_MEMORY_MB // spec.cpus),
         "GresTypes": "gpu",
+        "FirstJobId": str(1 + (ports.base - FIRST) // BLOCK * JOB_IDS),
         "MpiDefault": "pmi2",  # PMIx fails where several slurmd share a host
         "TopologyPlugin": f"topology/{spec.topology}",
         "ReturnToService": "2",

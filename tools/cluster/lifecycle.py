@@ -215,11 +215,15 @@ def _remove(cluster: Cluster) -> None:
 def kill_node(cluster: Cluster, node: str) -> int:
     """SIGKILL to slurmstepd and slurmd, then to jobs and all below them, until a look finds none; how many there were.
 
-    With a slurmstepd left alive on the batch host a job ends FAILED (JobLaunchFailure), which is no node failure.
+    Their shared memory goes with them. With a slurmstepd left alive on the batch host a job ends FAILED (JobLaunchFailure), which is
+    no node failure.
     """
     family = below_steps(cluster, node)
+    segments = procs.shared_memory(p.pid for p in family | procs.jobs_of(cluster.folder, node))
     count = procs.end_all(lambda: procs.daemons_of(cluster.folder, node, cluster.root))
-    return count + procs.end_all(lambda: procs.jobs_of(cluster.folder, node) | {p for p in family if procs.same(p)})
+    count += procs.end_all(lambda: procs.jobs_of(cluster.folder, node) | {p for p in family if procs.same(p)})
+    procs.forget(segments)
+    return count
 
 
 def below_steps(cluster: Cluster, node: str) -> set[procs.Process]:

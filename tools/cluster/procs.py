@@ -20,6 +20,7 @@ OWNER = "SLURMTRAIN_DEVCLUSTER_OWNER"
 ROLE = "SLURMTRAIN_DEVCLUSTER_ROLE"
 """munged, slurmctld, slurmdbd, database, or a node's name."""
 PROC = Path("/proc")
+SHM = "/dev/shm/"
 POLL_S = 0.02
 ENDED = "ZX"
 
@@ -174,3 +175,22 @@ def signal_until(find: Callable[[], set[Process]], signum: int, done: Callable[[
         for process in waiting:
             _send(process, signum)
         time.sleep(POLL_S)
+
+
+def shared_memory(pids: Iterable[int]) -> set[Path]:
+    """Files of /dev/shm that the processes have mapped (MPI's segments): they outlive a SIGKILL."""
+    found: set[Path] = set()
+    for pid in pids:
+        try:
+            lines = (PROC / str(pid) / "maps").read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        found |= {Path(line[line.index(SHM) :]) for line in lines if SHM in line and not line.endswith("(deleted)")}
+    return found
+
+
+def forget(segments: set[Path]) -> None:
+    """Remove those that no process has mapped any more."""
+    if segments:
+        for segment in segments - shared_memory(snapshot()):
+            segment.unlink(missing_ok=True)

@@ -7,8 +7,15 @@ from pathlib import Path
 
 from . import procs
 
-CONF_PLACES = ("etc/slurm/slurm.conf", "etc/slurm-llnl/slurm.conf", "usr/local/etc/slurm.conf", "run/slurm/conf/slurm.conf")
-DAEMONS = {"slurmctld", "slurmd", "slurmdbd"}
+CONF_PLACES = (
+    "etc/slurm/slurm.conf",
+    "etc/slurm-llnl/slurm.conf",
+    "usr/local/etc/slurm.conf",
+    "opt/slurm/etc/slurm.conf",
+    "run/slurm/conf/slurm.conf",
+    "var/spool/slurmd/conf-cache/slurm.conf",
+)
+DAEMONS = {"slurmctld", "slurmd", "slurmdbd", "sackd"}
 
 
 def real_cluster(environ: Mapping[str, str], root: Path = Path("/")) -> str:

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from cluster.procs import OWNER, PROC, environ, snapshot
-
-CONFIGURATIONS = (
-    Path("/etc/slurm/slurm.conf"),
-    Path("/etc/slurm-llnl/slurm.conf"),
-    Path("/usr/local/etc/slurm.conf"),
-    Path("/opt/slurm/etc/slurm.conf"),
-    Path("/run/slurm/conf/slurm.conf"),
-    Path("/var/spool/slurmd/conf-cache/slurm.conf"),
-)
-DAEMONS = ("slurmctld", "slurmd", "sackd")
+from cluster.real import real_cluster
 
 
 @dataclass(frozen=True)
@@ -45,32 +34,16 @@ def ping(env: Mapping[str, str]) -> str:
     return "unknown"
 
 
-def running_daemons() -> Iterator[tuple[str, str]]:
-    """(name, command line) of each Slurm daemon of this machine that belongs to no devcluster."""
-    for pid in snapshot():
-        try:
-            words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            name = (PROC / str(pid) / "comm").read_text().strip()
-        except OSError:
-            continue
-        if name in DAEMONS and OWNER not in environ(pid):
-            yield name, " ".join(filter(None, words))
-
-
 def find_slurm(
     env: Mapping[str, str] = os.environ,
     *,
-    configurations: Sequence[Path] = CONFIGURATIONS,
-    daemons: Callable[[], Iterator[tuple[str, str]]] = running_daemons,
+    shows: Callable[[Mapping[str, str]], str] = real_cluster,
     ask: Callable[[Mapping[str, str]], str] = ping,
 ) -> Found | None:
-    """What shows that a Slurm is configured here, or None. The devcluster's own shell does not count."""
-    if env.get("SLURMTRAIN_SITE") == "devcluster":
-        return None
-    signs = [f"SLURM_CONF={env['SLURM_CONF']}"] if env.get("SLURM_CONF") else []
-    signs += [str(path) for path in configurations if path.exists()]
-    signs += [f"running {line}" for _, line in daemons()]
-    cluster = ask(env)
+    """What shows that a Slurm is configured here, or None. A devcluster, and a shell that speaks to one, do not count."""
+    sign = shows(env)
+    cluster = "" if env.get("SLURMTRAIN_DEVCLUSTER_DIR") and not sign else ask(env)
+    signs = [sign] if sign else []
     if cluster:
         signs.append(f"scontrol ping: cluster {cluster} answers")
     return Found(tuple(signs), cluster) if signs else None
