@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import subprocess
@@ -93,7 +94,7 @@ def test_clusters_that_run_beside_each_other_give_out_different_job_ids():
         for base in range(ports.FIRST, ports.LAST, ports.BLOCK)
     ]
     assert first[0] == 1
-    assert min(b - a for a, b in zip(first, first[1:], strict=False)) >= 1000
+    assert min(b - a for a, b in itertools.pairwise(first)) >= 1000
     assert first[-1] < 0x03FF0000 - 1000  # MaxJobId, as slurm.conf(5) has it
 
 
