@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slurmtrain.cli.doors import Doors, doors_of
-from slurmtrain.cli.options import root_option
+from slurmtrain.cli.options import examples, root_option
 
 if TYPE_CHECKING:
     from slurmtrain.cli.facts import Seen
@@ -20,7 +20,7 @@ BETWEEN_S = 0.5
 """Two signals at once would count as one."""
 
 
-@click.command(epilog="Example: slurmtrain cancel my-run            slurmtrain cancel 4711")
+@click.command(epilog=examples("slurmtrain cancel my-run", "slurmtrain cancel 4711"))
 @click.argument("name", metavar="RUN|JOBID")
 @root_option
 @click.pass_context

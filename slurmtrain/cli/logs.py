@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from slurmtrain.cli.doors import Doors, doors_of
-from slurmtrain.cli.options import root_option
+from slurmtrain.cli.options import examples, root_option
 from slurmtrain.rundir import RunDir
 
 POLL_S = 0.5
@@ -17,9 +17,7 @@ ASK_S = 5.0
 _BLOCK = 1 << 20
 
 
-@click.command(
-    epilog="Example: slurmtrain logs -f my-run            slurmtrain logs my-run --rank 3            slurmtrain logs 4711 --attempt 1"
-)
+@click.command(epilog=examples("slurmtrain logs -f my-run", "slurmtrain logs my-run --rank 3", "slurmtrain logs 4711 --attempt 1"))
 @click.argument("name", metavar="RUN|JOBID")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
 @click.option("--attempt", type=click.IntRange(min=1), default=None, metavar="A", help="What the ranks of attempt A printed.")
@@ -41,7 +39,7 @@ def command(ctx: click.Context, name: str, *, follow: bool, attempt: int | None,
 
     printer = Printer(files)
     if not printer.advance() and not follow:
-        raise click.ClickException(_nothing(run, attempt, rank))
+        raise click.ClickException(_nothing(run, attempt, rank, doors))
     if follow:
         _follow(run, doors, printer)
 
@@ -78,12 +76,22 @@ def _log_index(nodes: Sequence[str], node: str) -> int:
     return list(expand(fold(nodes))).index(node)
 
 
-def _nothing(run: RunDir, attempt: int | None, rank: int | None) -> str:
-    attempts = ", ".join(map(str, run.attempt_numbers())) or "none"
-    what = f"rank {rank}" if rank is not None else f"attempt {attempt}"
-    return (
-        f"run {run.name}: nothing was printed by {'its jobs yet' if attempt is None and rank is None else f'{what} (attempts: {attempts})'}"
-    )
+def _nothing(run: RunDir, attempt: int | None, rank: int | None, doors: Doors) -> str:
+    """Why there is nothing to see."""
+    from slurmtrain.cli.facts import newest_attempt, see
+
+    if attempt is None and rank is None:
+        state = see(run, doors).state
+        return f"run {run.name}: its jobs have printed nothing yet; it is {state.state}{f': {state.reason}' if state.reason else ''}"
+    numbers, newest = run.attempt_numbers(), newest_attempt(run)
+    if not numbers:
+        return f"run {run.name}: no attempt was made yet (slurmtrain status {run.name})"
+    if attempt is not None and attempt not in numbers:
+        return f"run {run.name}: there is no attempt {attempt}: there are {', '.join(map(str, numbers))}"
+    if rank is not None and newest is not None and rank >= newest.world:
+        return f"run {run.name}: there is no rank {rank}: there are 0 to {newest.world - 1}"
+    what = f"rank {rank}" if rank is not None else "the ranks"
+    return f"run {run.name}: {what} printed nothing in attempt {attempt or numbers[-1]}; steps are in slurmtrain logs {run.name}"
 
 
 class Printer:
@@ -118,7 +126,7 @@ def _follow(run: RunDir, doors: Doors, printer: Printer) -> None:
     """Until the run is over; the state is asked for every few seconds."""
     from slurmtrain.cli.facts import see
 
-    asked_at = float("-inf")
+    asked_at, waited_for = float("-inf"), ""
     while True:
         now = doors.clock.monotonic()
         if now - asked_at >= ASK_S or run.finished.exists():
@@ -128,5 +136,9 @@ def _follow(run: RunDir, doors: Doors, printer: Printer) -> None:
                 printer.advance()
                 click.echo(f"run {run.name} is {state.state}: {state.reason}", err=True)
                 return
+            waits = f"run {run.name} is {state.state}: {state.reason}" if state.state in {"PENDING", "REQUEUED"} else ""
+            if waits and waits != waited_for:
+                click.echo(waits, err=True)
+            waited_for = waits
         printer.advance()
         doors.clock.sleep(POLL_S)

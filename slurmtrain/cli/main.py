@@ -12,6 +12,7 @@ import click
 
 from slurmtrain import __version__
 from slurmtrain.cli import errors
+from slurmtrain.cli.options import examples
 
 COMMANDS = {
     "submit": ("slurmtrain.cli.submit", "Submit a training job to Slurm."),
@@ -61,7 +62,7 @@ class LazyGroup(click.Group):
     "slurmtrain",
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Example: slurmtrain submit job.toml && slurmtrain logs -f job",
+    epilog=examples("slurmtrain submit job.toml && slurmtrain logs -f job"),
 )
 @click.version_option(__version__, prog_name="slurmtrain")
 def main() -> None:

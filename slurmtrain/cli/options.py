@@ -13,6 +13,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 ROOT_HELP = "Folder of the runs [default: $SLURMTRAIN_ROOT, then the site's]."
 
 
+def examples(*lines: str) -> str:
+    """The end of a command's help: lines to copy, none of them broken."""
+    return "\b\n" + "\n".join(["Example:" if len(lines) == 1 else "Examples:", *(f"  {line}" for line in lines)])
+
+
 def root_option(function: F) -> F:
     """`--root`: where runs live."""
     return click.option("--root", type=click.Path(path_type=Path), default=None, metavar="DIR", help=ROOT_HELP)(function)

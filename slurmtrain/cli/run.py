@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurmtrain.cli.doors import Doors, doors_of
-from slurmtrain.cli.options import JOB_OPTIONS, KEYS, with_options
+from slurmtrain.cli.options import JOB_OPTIONS, KEYS, examples, with_options
 
 if TYPE_CHECKING:
     from slurmtrain.cli.assemble import Draft, Wish
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(
     context_settings={"max_content_width": 110},
-    epilog="Example: salloc -N 2 --exclusive slurmtrain run job.toml        or here: slurmtrain run job.toml --site local",
+    epilog=examples("salloc -N 2 --exclusive slurmtrain run job.toml", "slurmtrain run job.toml --site local        # on this machine"),
 )
 @click.argument("job_file", metavar="JOB.toml", type=click.Path(path_type=Path))
 @with_options(JOB_OPTIONS)

@@ -10,16 +10,17 @@ from typing import Any
 import click
 
 from slurmtrain.cli.doors import doors_of
+from slurmtrain.cli.options import examples
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-@click.group(epilog="Example: slurmtrain site list && slurmtrain site show devcluster")
+@click.group(epilog=examples("slurmtrain site list", "slurmtrain site show devcluster"))
 def command() -> None:
     """List the sites, or show one."""
 
 
-@command.command("list", epilog="Example: slurmtrain site list")
+@command.command("list", short_help="List the sites with their files.", epilog=examples("slurmtrain site list"))
 @click.pass_context
 def list_(ctx: click.Context) -> None:
     """List the sites with their files; a file found earlier hides later ones of its name."""
@@ -31,7 +32,7 @@ def list_(ctx: click.Context) -> None:
         click.echo(f"{name:{width}}  {path}{f'  {description}' if description else ''}")
 
 
-@command.command(epilog="Example: slurmtrain site show dgx-h100 > my-site.toml")
+@command.command(short_help="Show a site, resolved, as a site file.", epilog=examples("slurmtrain site show dgx-h100 > my-site.toml"))
 @click.argument("name", required=False)
 @click.pass_context
 def show(ctx: click.Context, name: str | None) -> None:

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 import click
 
 from slurmtrain.cli.doors import Doors, doors_of
-from slurmtrain.cli.options import root_option
+from slurmtrain.cli.options import examples, root_option
 
 if TYPE_CHECKING:
     from slurmtrain.cli.report import Report
 
+REASON_WIDTH = 100
+"""Characters of a reason in the table; `status RUN` tells all of it."""
 PIPED_WIDTH = 240
 """Columns of a table that no terminal limits."""
 
 
-@click.command(epilog="Example: slurmtrain status            slurmtrain status my-run --json            slurmtrain status 4711 --watch")
+@click.command(epilog=examples("slurmtrain status", "slurmtrain status my-run --json", "slurmtrain status 4711 --watch"))
 @click.argument("name", metavar="[RUN|JOBID]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object (without RUN: an array of them).")
 @click.option("-w", "--watch", is_flag=True, help="Follow the run to its end; exit code 0 when it finished or was stopped, else 1.")
@@ -70,6 +72,7 @@ def _print(told: list[Report]) -> None:
     from rich.table import Table
 
     from slurmtrain.cli.report import progress_text
+    from slurmtrain.errors import one_line
     from slurmtrain.slurm.hostlist import fold
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -77,5 +80,5 @@ def _print(told: list[Report]) -> None:
         table.add_column(title, no_wrap=title != "REASON", overflow="fold")
     for r in told:
         attempt, durable = ("" if value is None else str(value) for value in (r.attempt, r.last_durable_step))
-        table.add_row(r.run, r.state, r.job_id, attempt, progress_text(r), durable, fold(r.nodes), r.reason)
+        table.add_row(r.run, r.state, r.job_id, attempt, progress_text(r), durable, fold(r.nodes), one_line(r.reason, REASON_WIDTH))
     Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from slurmtrain.cli.doors import Doors, doors_of
-from slurmtrain.cli.options import root_option
+from slurmtrain.cli.options import examples, root_option
 
 
-@click.command(epilog="Example: slurmtrain stop my-run")
+@click.command(epilog=examples("slurmtrain stop my-run"))
 @click.argument("name", metavar="RUN|JOBID")
 @root_option
 @click.pass_context

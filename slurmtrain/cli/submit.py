@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurmtrain.cli.doors import Doors, doors_of
-from slurmtrain.cli.options import JOB_OPTIONS, KEYS, SLURM_OPTIONS, with_options
+from slurmtrain.cli.options import JOB_OPTIONS, KEYS, SLURM_OPTIONS, examples, with_options
 
 if TYPE_CHECKING:
     from slurmtrain.cli.assemble import Draft, Wish
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @click.command(
     context_settings={"max_content_width": 110},
-    epilog="Example: slurmtrain submit job.toml -N 4 -t 8h --set training.steps=1000 -- --mail-type=END",
+    epilog=examples(
+        "slurmtrain submit job.toml -N 4 -t 8h --set training.steps=1000 -- --mail-type=END", "slurmtrain submit job.toml --resume"
+    ),
 )
 @click.argument("job_file", metavar="JOB.toml", type=click.Path(path_type=Path))
 @click.argument("sbatch_options", metavar="[-- SBATCH OPTIONS]", nargs=-1, type=click.UNPROCESSED)
@@ -98,8 +100,9 @@ def _prepare(wish: Wish, made: Draft, expected: str, doors: Doors) -> None:
 def _submit(made: Draft, contents: RunContents, doors: Doors, *, resume: bool, note: str) -> list[RunJob]:
     from slurmtrain.cli.assemble import script_of
     from slurmtrain.cli.publish import publish, take_back
-    from slurmtrain.errors import SubmitUnknownError
+    from slurmtrain.errors import SlurmError, SubmitUnknownError
     from slurmtrain.launch.executor import SlurmExecutor
+    from slurmtrain.launch.request import asked_for
     from slurmtrain.resilience.payload import run as payload
     from slurmtrain.telemetry.history import add_act
 
@@ -109,8 +112,10 @@ def _submit(made: Draft, contents: RunContents, doors: Doors, *, resume: bool, n
         jobs = executor.submit_run(payload)
     except SubmitUnknownError:
         raise
-    except BaseException:
+    except BaseException as error:
         take_back(undo)
+        if type(error) is SlurmError and (asked := asked_for(contents.request)):
+            raise SlurmError(f"{error} (asked for {' '.join(asked)})") from None
         raise
     with suppress(OSError):
         add_act(made.run, doors.disk, doors.clock.time(), "submit", job_id=jobs[0].job_id.partition("_")[0], detail=note)

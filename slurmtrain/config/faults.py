@@ -150,6 +150,8 @@ def _words(kind: str, key: str, context: Mapping[str, Any], value: Any, message:
     if kind == "too_long":
         return f"must have {context['max_length']} values, not {context['actual_length']}"
     hint = ", without quotes" if isinstance(value, str) and kind in {"int_type", "float_type", "bool_type"} else ""
+    if isinstance(value, float) and value.is_integer() and kind in {"int_type", "int_from_float"}:
+        hint = f": write {value:.0f}, without point or exponent"
     return _WORDS.get(kind, message[:1].lower() + message[1:]) + hint
 
 

@@ -63,6 +63,8 @@ def find_file(kind: Kind, name: str, env: Mapping[str, str]) -> Path:
     if name in known:
         return known[name]
     error = ConfigError if kind == "site" else TemplateError
+    if Path(name).is_file():
+        raise error(f"{name}: the file of a {kind} ends in {SUFFIX[kind]}: rename it")
     near = meant(near_words(name, list(known)))
     raise error(f"no {kind} {name!r}{near or ':'} {'There' if near else 'there'} are {', '.join(sorted(known)) or 'none'}")
 

@@ -14,6 +14,7 @@ from slurmtrain.units import parse_duration
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SLURMS_OWN = ("SLURM_", "SBATCH_", "SRUN_")
+_JOB_ID = re.compile(r"\d+(_\d+)?")
 _ARRAY = re.compile(r"(\d+)-(\d+)(?:%(\d+))?")
 _ULIMIT_FLAGS = frozenset("bcdefiklmnpqrstuvxPRT")
 
@@ -43,6 +44,8 @@ def _word(text: str) -> str:
 def _run_name(name: str) -> str:
     if not valid_run_name(name):
         raise ValueError("use letters, digits, dot, dash and underscore, at most 128, beginning with a letter or digit")
+    if _JOB_ID.fullmatch(name):
+        raise ValueError(f'looks like a job id, and a job id works wherever a run\'s name does: begin with a letter, such as "run{name}"')
     return name
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -18,6 +19,11 @@ from slurmtrain.config.plan import Plan
 from slurmtrain.config.site import SiteConfig
 from slurmtrain.launch.directives import directives
 from slurmtrain.rundir import RunDir
+
+_CHOSEN = frozenset({"nodes", "gpus-per-node", "gres", "time", "array", "partition", "account", "qos"}) | frozenset(
+    {"nodelist", "exclude", "constraint", "dependency", "reservation"}
+)
+"""Options of sbatch that a person chooses, and that Slurm may refuse."""
 
 
 class Submitter(Frozen):
@@ -119,6 +125,12 @@ def build_request(job: JobConfig, site: SiteConfig, plan: Plan, run: RunDir, fac
         code=facts.code,
         versions=facts.versions,
     )
+
+
+def asked_for(request: LaunchRequest) -> list[str]:
+    """What a person chose of a request, for a refusal that does not say which of it was wrong."""
+    chosen = [word for word in request.directives if word.partition("=")[0].removeprefix("--") in _CHOSEN]
+    return [shlex.quote(word) for word in (*chosen, *request.passthrough)]
 
 
 def array_members(array: str | None) -> tuple[int, ...]:

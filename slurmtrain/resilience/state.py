@@ -100,7 +100,28 @@ def _alive(facts: Facts, job: JobInfo) -> RunState:
     return _by_outcome(outcome)
 
 
+_NEVER = {
+    "PartitionConfig": "the partition has not so many nodes, or does not take such a job",
+    "PartitionNodeLimit": "more nodes than the partition allows",
+    "PartitionTimeLimit": "a longer time than the partition allows",
+    "BadConstraints": "no node has what is asked",
+    "DependencyNeverSatisfied": "the job that it depends on did not end as it should",
+    "InvalidAccount": "no such account",
+    "InvalidQOS": "no such QOS",
+    "AssocMaxNodePerJobLimit": "more nodes than the account allows",
+    "QOSMaxNodePerJobLimit": "more nodes than the QOS allows",
+    "AssocMaxWallDurationPerJobLimit": "a longer time than the account allows",
+    "QOSMaxWallDurationPerJobLimit": "a longer time than the QOS allows",
+}
+"""Slurm's reasons (job_reason_codes in its manual) that do not pass by waiting."""
+_HELD = {"JobHeldUser": "scontrol release", "JobHeldAdmin": "an administrator"}
+
+
 def _waits_for(reason: str) -> str:
+    if reason in _NEVER:
+        return f"will not start as it is ({reason}): {_NEVER[reason]}; slurmtrain cancel, then --resume with other options"
+    if reason in _HELD:
+        return f"is held ({reason}): {_HELD[reason]} lets it go"
     return f"waits ({reason})" if reason and reason != "None" else "waits"
 
 

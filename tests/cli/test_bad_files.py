@@ -39,6 +39,8 @@ OPTIONS = [
     (("--", "--wrap=x"), "--wrap"),
     (("--", "train.sh"), "not an option"),
     (("extra.toml",), "not an option"),
+    (("--template", __file__), "test_bad_files.py: the file of a template ends in .sbatch.j2"),
+    (("--site", __file__), "test_bad_files.py: the file of a site ends in .toml"),
 ]
 
 

@@ -56,9 +56,20 @@ def test_a_ranks_own_log_holds_its_error_and_comes_first(desk):
 
 def test_nothing_printed_yet_is_one_line(desk):
     run, job_id = submitted(desk)
-    assert "nothing was printed" in one_line_of(desk.type("logs", "job"))
+    assert "printed nothing yet; it is RUNNING: starting" in one_line_of(desk.type("logs", "job"))
+    assert "no attempt was made yet" in one_line_of(desk.type("logs", "job", "--rank", "0"))
     attempted(desk, run, job_id)
-    assert "attempts: 1" in one_line_of(desk.type("logs", "job", "--attempt", "9"))
+    assert "no attempt 9: there are 1" in one_line_of(desk.type("logs", "job", "--attempt", "9"))
+    assert "no rank 99: there are 0 to 7" in one_line_of(desk.type("logs", "job", "--rank", "99"))
+
+
+def test_a_follower_reads_why_a_run_waits(desk):
+    _, job_id = submitted(desk, state="PENDING")
+    desk.slurm.change(job_id, reason="PartitionConfig")
+    desk.clock.at(30.0, lambda: desk.slurm.change(job_id, state="CANCELLED"))
+    said = desk.type("logs", "-f", "job").stderr.splitlines()
+    assert len(said) == 2, "told once, then the end"
+    assert "run job is PENDING: will not start as it is (PartitionConfig)" in said[0]
 
 
 def test_following_ends_with_the_run_and_shows_a_later_jobs_file_too(desk):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -56,11 +57,14 @@ def test_help_answers_within_three_times_of_click_alone():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_an_example(name):
     found = main.get_command(click.Context(main), name)
-    leaves = [(f"{name} {sub}", cmd) for sub, cmd in found.commands.items()] if isinstance(found, click.Group) else [(name, found)]
-    for path, _ in leaves:
+    inner = [f"{name} {sub}" for sub in found.commands] if isinstance(found, click.Group) else []
+    for path in [name, *inner]:
         result = typed(*path.split(), "--help")
         assert result.exit_code == 0
-        assert "xample" in result.stdout, path
+        shown = result.stdout.partition("Example")[2].splitlines()[1:]
+        assert shown, path
+        assert all(re.match(r" +(salloc .*)?slurmtrain ", line) for line in shown), "one command a line, none broken"
+        assert not re.search(r"[a-z]\.\.\.$", result.stdout, re.MULTILINE), "no help cut short"
 
 
 def test_version():

@@ -30,7 +30,7 @@ def test_stdout_is_what_sbatch_says_and_hints_are_on_stderr(desk):
     elsewhere = desk.folder / "other runs"
     hint = next(line for line in desk.submit("--root", elsewhere).stderr.splitlines() if line.startswith("follow it"))
     words = shlex.split(hint.partition(": ")[2])
-    assert desk.type(*words[1:-1]).stderr.startswith("slurmtrain: run job: nothing was printed")
+    assert desk.type(*words[1:-1]).stderr.startswith("slurmtrain: run job: its jobs have printed nothing yet")
 
 
 def test_parsable_prints_the_id_alone(desk):
@@ -232,7 +232,9 @@ def refusing(desk, error):
 
 def test_a_refused_job_leaves_nothing(desk):
     refusing(desk, SlurmError("sbatch: invalid partition specified: nope"))
-    assert "invalid partition specified: nope" in one_line_of(desk.submit("-p", "nope"), code=1)
+    line = one_line_of(desk.submit("-p", "nope", "--", "--mail-type=END"), code=1)
+    assert "invalid partition specified: nope (asked for --nodes=2 --gpus-per-node=4 --time=" in line
+    assert line.endswith(" --partition=nope --mail-type=END)")
     assert desk.files() == []
 
 

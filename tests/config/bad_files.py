@@ -165,6 +165,9 @@ JOB = [
     _set("--set without =", "training.steps", "", "write --set key=value"),
     _set("--set misspelt", "training.stps=3", "training.stps", "did you mean 'training.steps'?"),
     _set("--set below a value", "run.name.x=3", "run.name.x", "unknown key"),
+    _set("a run named like a job", "run.name=4711", "run.name", "looks like a job id"),
+    _set("a run named like a member", "run.name=47_1", "run.name", 'such as "run47_1"'),
+    _set("an exponent for a count", "training.steps=1e3", "training.steps", "must be a whole number: write 1000, without"),
     _set("--set of the wrong kind", "parallel.tp=two", "parallel.tp", "--set parallel.tp: parallel.tp = 'two': must be a whole number"),
     BadFile(
         "option of the wrong kind",

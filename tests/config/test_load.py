@@ -88,7 +88,7 @@ def test_extra_options_add_to_the_files(load):
         ("slurm.time=30", ("slurm", "time"), "30"),
         ("slurm.time=1-12:00:00", ("slurm", "time"), "1-12:00:00"),
         ("slurm.array=1-4%1", ("slurm", "array"), "1-4%1"),
-        ("run.name=2024", ("run", "name"), "2024"),
+        ("slurm.account=2024", ("slurm", "account"), "2024"),
         ("run.name=2024-01-01", ("run", "name"), "2024-01-01"),
         ("slurm.account=true", ("slurm", "account"), "true"),
         ("slurm.constraint=a=b", ("slurm", "constraint"), "a=b"),

@@ -25,6 +25,8 @@ def facts(**known: object) -> Facts:
 ROWS = [
     ("finished", facts(finished=True, job=job("RUNNING")), "FINISHED", ""),
     ("submitted, waits", facts(job=job("PENDING", "Resources")), "PENDING", "Resources"),
+    ("will never start", facts(job=job("PENDING", "PartitionConfig")), "PENDING", "not start as it is (PartitionConfig)"),
+    ("held", facts(job=job("PENDING", "JobHeldUser")), "PENDING", "is held (JobHeldUser): scontrol release"),
     ("waits again", facts(job=job("PENDING", "BeginTime"), attempt=attempt("requeue")), "REQUEUED", "BeginTime"),
     ("a new job waits, an old one had failed", facts(job_id="13", job=job("PENDING"), attempt=attempt("failed")), "PENDING", ""),
     ("next segment waits", facts(job_id="12_2", job=job("PENDING"), attempt=attempt("requeue", job_id="12_1")), "REQUEUED", ""),
