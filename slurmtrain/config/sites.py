@@ -57,14 +57,15 @@ def find_file(kind: Kind, name: str, env: Mapping[str, str]) -> Path:
 
     Raises ConfigError (site) or TemplateError (template) with the names that there are.
     """
-    if name.endswith(SUFFIX[kind]):
-        return Path(name)
+    error = ConfigError if kind == "site" else TemplateError
     known = all_files(kind, env)
     if name in known:
         return known[name]
-    error = ConfigError if kind == "site" else TemplateError
-    if Path(name).is_file():
-        raise error(f"{name}: the file of a {kind} ends in {SUFFIX[kind]}: rename it")
+    bare = Path(name.removesuffix(SUFFIX[kind]))
+    if bare.is_file() and (str(bare) == name or not Path(name).is_file()):
+        raise error(f"{bare}: the file of a {kind} ends in {SUFFIX[kind]}: rename it")
+    if name.endswith(SUFFIX[kind]):
+        return Path(name)
     near = meant(near_words(name, list(known)))
     raise error(f"no {kind} {name!r}{near or ':'} {'There' if near else 'there'} are {', '.join(sorted(known)) or 'none'}")
 
