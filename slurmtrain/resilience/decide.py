@@ -51,6 +51,8 @@ class View:
     stop_file: bool = False
     stop_at: float | None = None
     end_time: float | None = None
+    in_grace: bool = False
+    """The job is being preempted: `end_time` is when Slurm takes it, whatever KillWait is."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def _over(view: View, limits: Limits) -> Iterator[EndStep]:
     now, grace = view.now, limits.grace_s
     if view.interrupts > 1:
         yield EndStep("a second Ctrl-C", 0.0)
-    if view.term_at is not None and now - view.term_at >= limits.after_term_s:
+    if view.term_at is not None and not view.in_grace and now - view.term_at >= limits.after_term_s:
         yield EndStep(f"Slurm kills what is left {limits.kill_wait_s:.0f} s after TERM", 0.0)
     if view.fault_at is not None and now - view.fault_at >= grace:
         yield EndStep(f"ranks were left {grace:.0f} s after the first fault", grace)

@@ -8,7 +8,9 @@
 | requeue | no newer checkpoint in the last `limit` attempts | no | 93 |
 | requeue | USR2 or the deadline, job RUNNING | once | 75 |
 | requeue | job no longer RUNNING, Reason=TimeLimit | once | 75 |
-| requeue | anything else (scancel, preemption: Slurm has decided) | no | 75 |
+| requeue | job RUNNING in the GraceTime of a preemption: to end now without asking would be its end for good | once | 75 |
+| requeue | TERM by hand, job RUNNING | no | 75 |
+| requeue | anything else (scancel, preemption without GraceTime: Slurm has decided) | no | 75 |
 | config | anywhere | no | 78 |
 | failed, launch | anywhere | no | 1 |
 | node_failure | Slurm has taken the job back, or is about to | no | 75 |
@@ -75,7 +77,9 @@ def _after_stop(scene: Scene) -> End:
     if scene.segment:
         return End(EXIT_OK, why="stopped at a checkpoint: the next segment goes on")
     running, timed_out = job.state == "RUNNING", job.reason == "TimeLimit"
-    if not (running and scene.own_will) and not (timed_out and not running):
+    if running and not (scene.own_will or job.in_grace):
+        return End(EXIT_TEMPFAIL, why="TERM by hand: no requeue asked (USR2 asks for one); go on by `slurmtrain submit --resume`")
+    if not running and not timed_out:
         return End(EXIT_TEMPFAIL, why=f"no requeue asked: Slurm has decided (state {job.state}, reason {job.reason or 'None'})")
     if scene.stuck >= NO_PROGRESS_LIMIT:
         return End(EXIT_NO_RESTART, why=f"not requeued: {scene.stuck} attempts in a row brought no newer checkpoint")

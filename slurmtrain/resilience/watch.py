@@ -64,6 +64,7 @@ class Watch:
         self._first: dict[str, float] = {}
         self._asked: tuple[StopReason, float] | None = None
         self._deadline = False
+        self._heard_term = False
         self._ended_because = ""
 
     def learn(self) -> None:
@@ -119,7 +120,7 @@ class Watch:
                 self._say(line)
 
     def _view(self, started_at: float, *, step_over: bool) -> View:
-        end_time = self._allocation.look().end_time
+        grant = self._allocation.look(fresh=self._term_is_new())
         return View(
             now=self._clock.monotonic(),
             wall=self._clock.time(),
@@ -135,9 +136,15 @@ class Watch:
             term_at=self._signals.since(TERM),
             interrupts=self._signals.count(INTERRUPT),
             stop_file=self._run.stop.exists(),
-            stop_at=stop_at(end_time, [self.tracker.slowest_save_s], self.tracker.step_s),
-            end_time=end_time,
+            stop_at=stop_at(grant.end_time, [self.tracker.slowest_save_s], self.tracker.step_s),
+            end_time=grant.end_time,
+            in_grace=grant.job is not None and grant.job.in_grace,
         )
+
+    def _term_is_new(self) -> bool:
+        """Once after TERM: only Slurm can tell a preemption, whose end is not that of KillWait."""
+        heard, self._heard_term = self._heard_term, self._signals.count(TERM) > 0
+        return self._heard_term and not heard
 
     def _ask(self, ask: Ask) -> None:
         self._say(ask.why)

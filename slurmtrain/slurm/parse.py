@@ -70,6 +70,7 @@ def _job(record: str) -> JobInfo:
         cpus_per_node=(_number(tres.get("cpu")) or 0) // count if count else None,
         memory_per_node_bytes=_size(tres.get("mem", "")) // count if count else None,
         array=array,
+        preempt_time=when(said.get("PreemptTime")),
     )
 
 

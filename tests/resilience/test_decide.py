@@ -66,6 +66,7 @@ def test_a_deadline_that_is_over_before_the_first_step_leaves_time_for_one():
         ({"term_at": 973.0, "asked": "requeue", "asked_at": 973.0}, "30 s after TERM", 0.0),
         ({"asked": "requeue", "asked_at": -200.0}, "did not stop", 15),
         ({"asked": "requeue", "asked_at": 990.0, "wall": 59_980.0}, "time is over", 0.0),
+        ({"term_at": 700.0, "asked": "requeue", "asked_at": 700.0, "in_grace": True, "wall": 59_980.0}, "time is over", 0.0),
         ({"spoke": False, "started_at": 400.0}, "start_timeout_s = 600", 15),
     ],
 )
@@ -82,6 +83,7 @@ def test_every_wait_has_a_limit(changes, words, grace):
         {"fault_at": 986.0},
         {"record_at": 941.0},
         {"term_at": 974.0, "asked": "requeue", "asked_at": 974.0},
+        {"term_at": 700.0, "asked": "requeue", "asked_at": 700.0, "in_grace": True},
         {"spoke": False, "started_at": 401.0},
     ],
 )

@@ -9,8 +9,8 @@ from slurmtrain.resilience.records import AttemptRecord, Outcome
 from slurmtrain.slurm.types import JobInfo
 
 
-def job(state: str = "RUNNING", reason: str = "None") -> JobInfo:
-    return JobInfo("12", "llama", state, reason)
+def job(state: str = "RUNNING", reason: str = "None", **more: float) -> JobInfo:
+    return JobInfo("12", "llama", state, reason, **more)
 
 
 def scene(kind: str, found: JobInfo | None = None, **more: object) -> Scene:
@@ -27,7 +27,9 @@ def scene(kind: str, found: JobInfo | None = None, **more: object) -> Scene:
         ("USR2, then TERM at the time limit", scene("requeue", job("COMPLETING", "TimeLimit")), 75, True),
         ("scancel", scene("requeue", job("COMPLETING"), own_will=False), 75, False),
         ("USR2, then scancel", scene("requeue", job("COMPLETING")), 75, False),
-        ("TERM alone while it runs: Slurm will say more", scene("requeue", job("RUNNING"), own_will=False), 75, False),
+        ("TERM by hand while it runs", scene("requeue", job("RUNNING"), own_will=False), 75, False),
+        ("TERM of a preemption with GraceTime", scene("requeue", job("RUNNING", preempt_time=5.0), own_will=False), 75, True),
+        ("preempted, and Slurm has taken the job", scene("requeue", job("COMPLETING", preempt_time=5.0), own_will=False), 75, False),
         ("already requeued", scene("requeue", job("PENDING", "BeginTime")), 75, False),
         ("a segment", scene("requeue", job(), segment=True), 0, False),
         ("in the foreground", scene("requeue", job(), foreground=True), 75, False),

@@ -52,6 +52,15 @@ def test_an_array_is_its_waiting_part_and_its_members(recorded):
     assert one(recorded("job_array_waiting_member")).job_id == "2_3"
 
 
+def test_a_preempted_job_runs_on_until_its_end_time():
+    text = (DATA / "2205/job_in_grace.txt").read_text()  # 1 s after TERM; GraceTime of the partition is 25 s
+    info = one(text)
+    assert (info.state, info.reason, info.in_grace) == ("RUNNING", "", True)
+    assert info.preempt_time is not None
+    assert info.end_time == info.preempt_time + 25
+    assert not one(text.replace("PreemptTime=2026-11-29T14:49:54", "PreemptTime=None")).in_grace
+
+
 def test_a_requeued_job_waits_and_has_not_ended(recorded):
     info = one(recorded("job_requeued"))
     assert (info.state, info.reason, info.restarts, info.nodes, info.batch_host, info.ended) == ("PENDING", "BeginTime", 1, (), "", False)
