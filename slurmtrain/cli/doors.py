@@ -31,7 +31,11 @@ def system_doors() -> Doors:
     from slurmtrain.slurm.cli_client import CliSlurm
 
     env, shell, clock = dict(os.environ), SystemShell(), SystemClock()
-    return Doors(env, shell, clock, SystemDisk(), CliSlurm(shell, clock, env, cache_dir=cache_folder(env)))
+    return Doors(env, shell, clock, SystemDisk(), CliSlurm(shell, clock, env, cache_dir=cache_folder(env), say=_say))
+
+
+def _say(text: str) -> None:
+    click.echo(f"slurmtrain: {text}", err=True)
 
 
 def cache_folder(env: Mapping[str, str]) -> Path | None:

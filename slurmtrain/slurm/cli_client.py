@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,12 +63,21 @@ class CliSlurm:
     """Slurm through sbatch, squeue, scontrol, scancel and sacct.
 
     `env`: the process's environment, from which each command gets what it may see; `cache_dir`: where processes of one user share
-    squeue's answer (default: `$XDG_CACHE_HOME/slurmtrain`, none without a home); `timeout_s`: limit of one command.
+    squeue's answer (default: `$XDG_CACHE_HOME/slurmtrain`, none without a home); `timeout_s`: limit of one command; `say`: told
+    why a deed takes long.
     """
 
     def __init__(
-        self, shell: Shell, clock: Clock, env: Mapping[str, str], *, cache_dir: Path | None = None, timeout_s: float = 60.0
+        self,
+        shell: Shell,
+        clock: Clock,
+        env: Mapping[str, str],
+        *,
+        cache_dir: Path | None = None,
+        timeout_s: float = 60.0,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._say = say
         self._shell, self._clock, self._env, self._timeout_s = shell, clock, dict(env), timeout_s
         self._cache = QueueCache(cache_dir or _cache_folder(env), f"{os.getuid()}:{env.get('SLURM_CONF', '')}", clock)
         self._config: dict[str, str] | None = None
@@ -84,7 +93,7 @@ class CliSlurm:
                 return f"{job_id};{cluster}" if cluster and not self._is_ours(cluster) else job_id
             if pause_s is None or not _REFUSED_FOR_NOW.search(done.err):
                 break
-            self._clock.sleep(pause_s)
+            self._say_again(done, pause_s)
         if _no_answer(done) and not _REFUSED_FOR_NOW.search(done.err):
             maybe = "Slurm may have taken the job all the same: look at `squeue --me` before you submit again"
             raise SubmitUnknownError(f"sbatch got no answer ({last_words(done)}). {maybe}")
@@ -171,8 +180,12 @@ class CliSlurm:
                 return
             if pause_s is None or not _no_answer(done):
                 break
-            self._clock.sleep(pause_s)
+            self._say_again(done, pause_s)
         raise _error(done)
+
+    def _say_again(self, done: Completed, pause_s: float) -> None:
+        self._say(f"{_error(done)}; again in {pause_s:.0f} s (Ctrl-C gives up)")
+        self._clock.sleep(pause_s)
 
 
 def _cache_folder(env: Mapping[str, str]) -> Path | None:

@@ -37,9 +37,9 @@ def clock():
 
 @pytest.fixture
 def client_of(tmp_path, clock):
-    def make(answers):
+    def make(answers, **more):
         shell = FakeShell(answers)
-        return CliSlurm(shell, clock, ENV, cache_dir=tmp_path / "cache"), shell
+        return CliSlurm(shell, clock, ENV, cache_dir=tmp_path / "cache", **more), shell
 
     return make
 
@@ -75,9 +75,12 @@ def test_a_job_on_another_cluster_is_asked_for_there(client_of):
 
 
 @pytest.mark.parametrize("refusal", [LIMIT, BUSY, DOWN], ids=["submit limit", "busy", "controller down"])
-def test_a_job_that_was_surely_refused_is_submitted_again_and_once(client_of, clock, refusal):
-    client, shell = client_of({("sbatch",): [refusal, refusal, "13\n"]})
+def test_a_job_that_was_surely_refused_is_submitted_again_and_once_and_a_person_hears_why_it_takes_long(client_of, clock, refusal):
+    said: list[str] = []
+    client, shell = client_of({("sbatch",): [refusal, refusal, "13\n"]}, say=said.append)
     assert client.submit(SCRIPT) == "13"
+    assert [line.rpartition("; ")[2] for line in said] == ["again in 2 s (Ctrl-C gives up)", "again in 4 s (Ctrl-C gives up)"]
+    assert all(line.startswith("sbatch: ") for line in said)
     assert len(shell.calls) == 3
     assert clock.slept == [2, 4]
 
