@@ -18,7 +18,7 @@ from slurmtrain.telemetry.reader import read_events, steps
 from tests.fixtures_slurm import SlurmCluster
 
 SLURMTRAIN = Path(sys.executable).with_name("slurmtrain")
-STEPS = 200
+STEPS = 100
 
 JOB = """\
 [model]

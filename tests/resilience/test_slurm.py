@@ -86,7 +86,7 @@ def test_usr2_and_term_close_together_save_requeue_once_and_the_run_finishes(clu
     start_now(cluster, job)
     shown = cluster.wait_job(job)
     log = run.slurm_out(job).read_text()
-    assert (shown["JobState"], shown["Restarts"], shown["ExitCode"]) == ("COMPLETED", "1", "0:0"), log
+    assert (shown["JobState"], shown["Restarts"], shown["ExitCode"]) == ("COMPLETED", "1", "0:0"), f"{shown}\n{log}"
     assert "Traceback" not in log
     assert [r.outcome.kind for r in read_attempts(run)] == ["requeue", "finished"]
     assert [r.restart_count for r in read_attempts(run)] == [0, 1]
