@@ -105,6 +105,7 @@ def test_a_poisoned_environment_changes_nothing_and_values_arrive_whole(bench):
 
 
 def test_a_dry_runs_script_by_hand_and_the_runs_own_script_twice_more(bench, tmp_path):
+    """C12: the script belongs to the run and not to a job id."""
     words = ["submit", bench.job_file, "--root", bench.root, "-J", "by-hand"]
     script = tmp_path / "by hand.sbatch"
     script.write_text(bench.slurmtrain(*words, "--dry-run").stdout)

@@ -57,6 +57,7 @@ def rank_environment(bench: Bench, name: str) -> dict[str, str]:
 
 
 def test_a_dead_node_costs_the_steps_since_the_last_checkpoint_and_nothing_else(bench, undisturbed, healthy_cluster):
+    """C18: a requeue starts the run folder and loads its newest checkpoint; no payload names a step that could grow stale."""
     job = bench.submit("node-dies")
     bench.wait_step("node-dies", 25)
     victim = healthy_cluster.run(["scontrol", "show", "hostnames", healthy_cluster.job(job)["NodeList"]]).stdout.split()[-1]

@@ -80,6 +80,7 @@ def test_two_runs_as_one_array_keep_class_script_and_interpreter(submitter, tmp_
 
 
 def test_many_quick_starts_all_have_a_log_and_a_result(submitter):
+    """C16: everything is on disk before sbatch is called."""
     handles = [submitter(f"quick-{n}")[0] for n in range(10)]
     for handle in handles:
         assert handle.result()["job"] == handle.job_id

@@ -78,6 +78,7 @@ def started(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_usr2_and_term_close_together_save_requeue_once_and_the_run_finishes(cluster, started):
+    """C2: two signals, one requeue, no traceback. C38: the log of the first attempt stays."""
     run, job = started["noticed"].run, started["noticed"].job
     wait_for_step(cluster, run, 3)
     cluster.run(["scancel", "--batch", "--signal=TERM", job])
