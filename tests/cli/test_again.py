@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
 from slurmtrain.cli.again import again, resume_words
+from slurmtrain.rundir import RunDir
 from tests.cli.desk import Desk
-
-W = Path("/w")
-JOB = "/w/job.toml"
 
 
 @pytest.mark.parametrize(
-    ("said", "here", "root", "offered"),
+    ("said", "root", "offered"),
     [
-        ("submit job.toml -J a --set training.steps=9", W, "", "submit job.toml -J a --set training.steps=9 --resume"),
-        ("submit job.toml --resume --parsable", W, "", "submit job.toml --resume"),
-        ("submit job.toml -J a", Path("/"), "", "submit /w/job.toml -J a --resume"),
-        ("submit job.toml", W, "/runs", "submit job.toml --root /runs --resume"),
-        ("submit job.toml --root=x", W, "/runs", "submit job.toml --root=x --resume"),
-        ("submit --set a=job job.toml -- --mail-type=END", W, "", "submit --set a=job job.toml --resume -- --mail-type=END"),
-        ("submit /w/job.toml --prepare 12ab -- -v", W, "", "submit /w/job.toml --resume -- -v"),
-        ("run job.toml --site local", W, "", "run job.toml --site local --resume"),
+        ("submit job.toml -J a --set training.steps=9", "", "submit job.toml -J a --set training.steps=9 --resume"),
+        ("submit job.toml --resume --parsable", "", "submit job.toml --resume"),
+        ("submit job.toml", "/runs", "submit job.toml --root /runs --resume"),
+        ("submit job.toml --root=x", "/runs", "submit job.toml --root=x --resume"),
+        ("submit --set a=job job.toml -- --mail-type=END", "", "submit --set a=job job.toml --resume -- --mail-type=END"),
+        ("submit /w/job.toml --prepare 12ab -- -v", "", "submit /w/job.toml --resume -- -v"),
+        ("run job.toml --site local", "", "run job.toml --site local --resume"),
     ],
 )
-def test_words(said, here, root, offered):
-    assert shlex.join(resume_words(said.split(), cwd=W, here=here, job_file=JOB, root=root)) == offered
+def test_words(said, root, offered):
+    assert shlex.join(resume_words(said.split(), root=root)) == offered
 
 
 def test_it_is_read_from_the_run_folder_and_can_be_typed(tmp_path, monkeypatch):
@@ -44,6 +42,11 @@ def test_it_is_read_from_the_run_folder_and_can_be_typed(tmp_path, monkeypatch):
     result = desk.type(*offered[1:])
     assert result.exit_code == 0, result.output
     assert "changed" not in result.stderr
+    shutil.copytree(desk.run().path, desk.root / "copy")
+    assert again(RunDir(desk.root / "copy"), here=Path.cwd(), root=False) is None, "it would go on with the other run"
+    elsewhere = again(desk.run(), here=tmp_path, root=False)
+    assert elsewhere is not None
+    assert elsewhere.startswith(f"cd {Path.cwd()} && slurmtrain submit ")
 
 
 def test_a_folder_that_does_not_tell(tmp_path):
