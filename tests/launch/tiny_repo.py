@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from slurmtrain.data.build import build
 from slurmtrain.rundir import RunDir
 from tests.config.bad_files import GOOD_JOB
 
@@ -50,7 +51,8 @@ def make_repo(folder: Path, *, environment: str = "") -> Path:
     (package / "__init__.py").write_text("")
     (package / "payload.py").write_text(PAYLOAD)
     (package / "__main__.py").write_text("import sys\nfrom slurmtrain.resilience.payload import run\nsys.exit(run(sys.argv[1])['code'])\n")
-    (folder / "tokens").mkdir()
+    (folder / "text.py").write_text("# a few words of text for the tokens\n" * 10)
+    build([folder / "text.py"], folder / "tokens")
     job_file = folder / "tiny.toml"
     job_file.write_text(f"{GOOD_JOB.replace('nodes = 2', 'nodes = 1')}\n[environment]\n{environment}\n")
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
