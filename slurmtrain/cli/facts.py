@@ -11,7 +11,7 @@ from slurmtrain.cli.doors import Doors
 from slurmtrain.cli.runs import find_root, find_run, is_run
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.stored import read_job
-from slurmtrain.errors import ConfigError, SlurmError
+from slurmtrain.errors import ConfigError, SlurmError, one_line
 from slurmtrain.resilience.owner import process_lives
 from slurmtrain.resilience.records import AttemptRecord, Owner, read_attempt, read_owner
 from slurmtrain.resilience.state import Facts, RunState, run_state
@@ -22,6 +22,7 @@ from slurmtrain.telemetry.history import Act, read_acts
 QUEUE_AGE_S = 10.0
 CANCEL_FAILED = "cancel failed"
 """The act that takes back a `cancel` which Slurm did not hear."""
+_TAIL_BYTES = 4096
 _BEGINS = frozenset({"submit", "run", "start"})
 _LIVELY = ("RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "PENDING")
 """Of several jobs of a run (segments), the one that says most."""
@@ -72,6 +73,8 @@ def see(run: RunDir, doors: Doors, *, fresh: bool = False) -> Seen:
         foreground=any(act.what == "run" and act.job_id == job_id for act in acts),
         process=_process(owner),
     )
+    if job_id and not known.finished and (known.outcome is None or not known.attempt_is_of_job):
+        known = replace(known, log=_last_line(run.slurm_out(job_id)))
     facts, age_s = _with_slurms_word(known, run, doors, age_limit) if job_id and not known.finished else (known, None)
     return Seen(run, facts, run_state(facts), owner, tuple(acts), age_s)
 
@@ -83,6 +86,17 @@ def newest_attempt(run: RunDir) -> AttemptRecord | None:
         if record is not None:
             return record
     return None
+
+
+def _last_line(path: Path) -> str:
+    """Of a log: empty where there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return one_line(next((line for line in reversed(lines) if line.strip()), ""))
 
 
 def config_of(run: RunDir) -> JobConfig | None:

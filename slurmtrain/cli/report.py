@@ -105,10 +105,7 @@ def _durable(run: RunDir) -> int | None:
 
 
 def _error(seen: Seen) -> str:
-    outcome = seen.facts.outcome
-    if seen.state.state != "FAILED":
-        return ""
-    return outcome.cause if outcome else seen.state.reason
+    return seen.state.reason if seen.state.state == "FAILED" else ""
 
 
 def next_command(seen: Seen, word: str) -> str:
@@ -119,7 +116,7 @@ def next_command(seen: Seen, word: str) -> str:
     if seen.state.state == "FINISHED":
         return f"ls {shlex.quote(str(run.checkpoints))}"
     if seen.state.state == "FAILED":
-        rank = seen.facts.outcome.rank if seen.facts.outcome else None
+        rank = seen.facts.outcome.rank if seen.facts.outcome and seen.facts.attempt_is_of_job else None
         return f"slurmtrain logs {name}" + (f" --rank {rank}" if rank is not None else "")
     root_named = word != run.name
     verb = "run" if seen.facts.foreground or not seen.facts.job_id else "submit"

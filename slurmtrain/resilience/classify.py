@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slurmtrain.resilience.records import OutcomeKind
-from slurmtrain.telemetry.exitfile import ExitRecord, StopReason, is_follower
+from slurmtrain.telemetry.exitfile import PEER_LOST, ExitRecord, StopReason, is_follower
 from slurmtrain.units import counted
 
 
@@ -161,6 +161,13 @@ def _from_deaths(e: Evidence) -> Verdict | None:
     )
 
 
+def _own_words(e: Evidence) -> str:
+    """The log's last line; of a rank that the others lost it says nothing about the cause."""
+    if PEER_LOST not in e.log and not is_follower(e.log):
+        return e.log
+    return "the others lost it; killed from outside? out of memory, or by hand"
+
+
 def _from_missing(e: Evidence) -> Verdict | None:
     missing = e.missing()
     if not missing:
@@ -183,6 +190,6 @@ def _from_missing(e: Evidence) -> Verdict | None:
     if not e.ended_because and first in e.deaths and e.deaths[first].how == "Killed":
         cause = f"{where} was killed (SIGKILL) and left no record: out of memory, or by hand"
     else:
-        words = e.ended_because or (e.deaths[first].how if first in e.deaths else "") or e.log
+        words = e.ended_because or (e.deaths[first].how if first in e.deaths else "") or _own_words(e)
         cause = f"{where} ended without a record{f': {words}' if words else ''}"
     return Verdict("failed", cause, first, e.node_of(first), _step(e.records))

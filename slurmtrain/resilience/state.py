@@ -33,7 +33,7 @@ class Facts:
     """`attempt`: the newest with a record; `job`: Slurm's word on the run's newest job (None: it knows it no more).
 
     `cancelled`: a person cancelled since the last submission; `foreground`: it was last started by `slurmtrain run`; `process`: whether
-    the supervisor's process lives (None: it cannot be seen from here).
+    the supervisor's process lives (None: it cannot be seen from here); `log`: the last line of the job's log, where its end left no word.
     """
 
     finished: bool = False
@@ -45,6 +45,7 @@ class Facts:
     cancelled: bool = False
     foreground: bool = False
     process: bool | None = None
+    log: str = ""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -151,7 +152,7 @@ def _local(facts: Facts) -> RunState:
 
 
 def _ended(facts: Facts) -> RunState:
-    job, outcome = facts.job, facts.outcome
+    job, outcome = facts.job, facts.outcome if facts.attempt_is_of_job or not facts.job_id else None
     by_slurm = job is not None and job.state == "CANCELLED"
     if outcome is not None and outcome.kind not in {"requeue", "node_failure"}:
         by_person = facts.cancelled and outcome.kind in {"failed", "launch"}
@@ -165,7 +166,8 @@ def _ended(facts: Facts) -> RunState:
     if facts.attempt is None and not facts.job_id:
         return RunState("PENDING", "no job was submitted")
     word = f"Slurm: {job.state}" if job is not None else f"job {facts.job_id} has ended"
-    return RunState("FAILED", f"{word}, and its {'attempt' if facts.attempt else 'start'} left no word")
+    said = f"; its log ends: {facts.log}" if facts.log else ""
+    return RunState("FAILED", f"{word}, and its {'attempt' if facts.attempt_is_of_job else 'start'} left no word{said}")
 
 
 def _not_requeued(outcome: Outcome, job: JobInfo | None) -> RunState:

@@ -84,6 +84,18 @@ def test_the_failed_ranks_error_and_its_log_are_named(desk):
     assert "next        slurmtrain logs job --rank 3" in people
 
 
+def test_a_start_that_died_is_told_by_the_last_line_of_its_log_and_not_by_the_attempt_before(desk):
+    run, job_id = submitted(desk, state="FAILED")
+    attempted(desk, run, "999", outcome=Outcome("failed", "rank 3 on n2: boom", rank=3))
+    add_act(run, desk.disk, desk.clock.time(), "submit", job_id=job_id)
+    run.slurm_out(job_id).write_text("before\nslurmtrain: no interpreter /opt/python on n1\n\n")
+    told = status(desk)
+    assert told["state"] == "FAILED"
+    assert told["reason"].endswith("its start left no word; its log ends: slurmtrain: no interpreter /opt/python on n1")
+    assert told["error"] == told["reason"]
+    assert told["next"] == "slurmtrain logs job"
+
+
 def test_without_accounting_a_run_that_slurm_has_forgotten_is_told_by_its_files(desk):
     run, job_id = submitted(desk)
     attempted(desk, run, job_id, outcome=Outcome("finished", "all steps done"))
