@@ -14,6 +14,8 @@ from .spec import DevclusterError, Folder, Record
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 POLL_S = 0.05
+DEAD_AFTER = 10
+"""Looks in a row at which a daemon that starts is not there."""
 TAIL_LINES = 15
 
 
@@ -81,8 +83,10 @@ class Cluster:
     def wait_for(self, role: str, ready: Callable[[], bool], limit_s: float) -> None:
         """Wait until a daemon is ready; raises DevclusterError with its log's end when it died or is late."""
         deadline = time.monotonic() + limit_s
+        missed = 0  # in the moment of exec a process has no environment to know it by
         while not ready():
-            if not self.alive(role):
+            missed = 0 if self.alive(role) else missed + 1
+            if missed > DEAD_AFTER:
                 raise DevclusterError(f"{role} ended at its start\n{self.tail(role)}")
             if time.monotonic() > deadline:
                 raise DevclusterError(f"{role} was not ready after {limit_s:.0f} s\n{self.tail(role)}")
