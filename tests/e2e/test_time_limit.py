@@ -10,7 +10,7 @@ from slurmtrain.rundir import RunDir
 from tests.e2e.real_run import make_bench
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.long]
-STEPS = 4000
+STEPS = 2500
 
 
 def exits_of(run: RunDir, attempt: int) -> set[tuple[str, int]]:
