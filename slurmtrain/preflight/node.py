@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from slurmtrain.atomic import Disk, SystemDisk
+from slurmtrain.clock import Clock, SystemClock
 from slurmtrain.preflight.answer import describe, node_name
+from slurmtrain.preflight.leftovers import remove_leftovers
 from slurmtrain.rundir import RunDir
 
 SHARED = ("checkpoints", "events")
@@ -31,9 +33,10 @@ def write_faults(folders: Sequence[Path]) -> Iterator[str]:
             yield f"cannot write into {folder}: {error.strerror}"
 
 
-def check(run: RunDir, number: int, environ: Mapping[str, str], disk: Disk) -> str:
-    """Write this node's answer; a line that says why there is none, or an empty one."""
+def check(run: RunDir, number: int, environ: Mapping[str, str], disk: Disk, clock: Clock) -> str:
+    """Clear away what killed starts left, and write this node's answer; a line that says why there is none, or an empty one."""
     node, attempt = node_name(environ), run.attempt(number)
+    remove_leftovers(clock)
     try:
         nonce = attempt.nonce.read_text()
     except OSError as error:
@@ -49,7 +52,7 @@ def check(run: RunDir, number: int, environ: Mapping[str, str], disk: Disk) -> s
 def main(argv: Sequence[str]) -> int:
     """Exit code: 0 when the answer was written."""
     run, number = argv
-    fault = check(RunDir(Path(run)), int(number), os.environ, SystemDisk())
+    fault = check(RunDir(Path(run)), int(number), os.environ, SystemDisk(), SystemClock())
     if fault:
         sys.stderr.write(fault + "\n")
     return 1 if fault else 0

@@ -78,7 +78,7 @@ srun --overlap -N2 -n2 bash -c 'sleep 600 & sleep 600'
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_failed_node_makes_the_job_run_elsewhere(healthy_cluster, tmp_path):
     cluster = healthy_cluster
     (tmp_path / "job.sh").write_text(REQUEUED)

@@ -115,6 +115,7 @@ def _build(folder: Folder, spec: Spec, system: Path | None) -> str:
             f"--topology block needs Slurm 23.11 or newer, this is {slurm[0]}.{slurm[1]:02d}: use tree, or --suite trixie"
         )
     began = time.monotonic()
+    procs.forget(set(procs.SHM.glob("mpich_shm_*")))  # job ids begin anew: a killed start's segment would be met by its namesake
     with ports.free_block(spec.nodes + 3) as block:
         cluster = Cluster(folder, Record(spec, block, slurm, socket.gethostname().split(".")[0]))
         try:

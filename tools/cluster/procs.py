@@ -20,7 +20,7 @@ OWNER = "SLURMTRAIN_DEVCLUSTER_OWNER"
 ROLE = "SLURMTRAIN_DEVCLUSTER_ROLE"
 """munged, slurmctld, slurmdbd, database, or a node's name."""
 PROC = Path("/proc")
-SHM = "/dev/shm/"
+SHM = Path("/dev/shm")
 POLL_S = 0.02
 ENDED = "ZX"
 
@@ -185,7 +185,8 @@ def shared_memory(pids: Iterable[int]) -> set[Path]:
             lines = (PROC / str(pid) / "maps").read_text(errors="replace").splitlines()
         except OSError:
             continue
-        found |= {Path(line[line.index(SHM) :]) for line in lines if SHM in line and not line.endswith("(deleted)")}
+        paths = (fields[5] for line in lines if len(fields := line.split(maxsplit=5)) == 6)
+        found |= {Path(path) for path in paths if path.startswith(f"{SHM}/") and not path.endswith("(deleted)")}
     return found
 
 

@@ -1,0 +1,78 @@
+"""Segments of killed MPI starts go, those of living ones stay; a start that would meet one lives."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from slurmtrain.preflight.leftovers import remove_leftovers, unused_segments
+from slurmtrain.rundir import RunDir
+from tests.fakes.clock import FakeClock
+from tests.mpi_world import ROOT
+
+MPI = "from mpi4py import MPI; print('size', MPI.COMM_WORLD.allreduce(1))"
+
+
+@pytest.fixture
+def shm(tmp_path) -> Path:
+    for name in ("mpich_shm_dead_0", "mpich_shm_live_0", "other"):
+        (tmp_path / name).write_bytes(bytes(4096))
+    return tmp_path
+
+
+def test_what_nobody_has_mapped_is_removed_and_the_rest_stays(shm):
+    with open(shm / "mpich_shm_live_0", "r+b") as file, mmap.mmap(file.fileno(), 0):
+        assert remove_leftovers(FakeClock(), shm=shm) == [shm / "mpich_shm_dead_0"]
+    assert sorted(p.name for p in shm.iterdir()) == ["mpich_shm_live_0", "other"]
+
+
+def test_a_segment_made_anew_between_two_looks_stays(shm):
+    class Remakes(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            old = shm / "mpich_shm_dead_0"
+            (shm / "new").write_bytes(bytes(4096))
+            (shm / "new").replace(old)
+
+    assert shm / "mpich_shm_dead_0" not in remove_leftovers(Remakes(), shm=shm)
+
+
+def test_segments_of_others_are_not_ours(shm, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert unused_segments(shm, Path("/proc")) == {}
+
+
+@pytest.mark.slurm
+def test_a_start_that_would_meet_a_dead_starts_segment_lives(cluster, tmp_path):
+    """The mechanism itself: MPICH's name for a step is learnt from the step, a segment of that name is left, and the step runs again."""
+    run = RunDir(tmp_path / "run")
+    run.create()
+    run.attempt(1).create()
+    run.attempt(1).nonce.write_text("word")
+    script = tmp_path / "job.sh"
+    script.write_text(f"""#!/bin/bash
+cd {ROOT}
+if [ -z "$SLURM_RESTART_COUNT" ]; then
+  srun -n2 --mpi=pmi2 python -c "
+from mpi4py import MPI
+import os
+if MPI.COMM_WORLD.rank == 0:
+    name = next(l.split(maxsplit=5)[5] for l in open('/proc/self/maps') if 'mpich_shm' in l).split()[0]
+    open('{tmp_path}/name', 'w').write(name)
+MPI.COMM_WORLD.barrier()"
+  head -c 4000000 /dev/urandom > "$(cat {tmp_path}/name)"
+  scontrol requeue $SLURM_JOB_ID
+  sleep 60
+fi
+python -m slurmtrain.preflight.node {run.path} 1
+srun -n2 --mpi=pmi2 python -c "{MPI}"
+""")
+    job = cluster.sbatch("-N1", "-n2", "--requeue", "--open-mode=append", f"--output={tmp_path}/out", script, cwd=tmp_path)
+    cluster.wait_job(job, "PENDING")
+    cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+    shown = cluster.wait_job(job)
+    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), (tmp_path / "out").read_text()
+    assert "size 2" in (tmp_path / "out").read_text()
