@@ -41,6 +41,7 @@ class Report:
     error: str = ""
     path: str = ""
     next: str = ""
+    then: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {"v": 1, **self.__dict__, "nodes": list(self.nodes)}
@@ -68,6 +69,7 @@ def report(seen: Seen, *, word: str | None = None) -> Report:
         error=_error(seen),
         path=str(run.path),
         next=next_command(seen, word or run.name),
+        then=resume_command(seen, word or run.name) if seen.state.state == "FAILED" else "",
     )
 
 
@@ -118,6 +120,12 @@ def next_command(seen: Seen, word: str) -> str:
     if seen.state.state == "FAILED":
         rank = seen.facts.outcome.rank if seen.facts.outcome and seen.facts.attempt_is_of_job else None
         return f"slurmtrain logs {name}" + (f" --rank {rank}" if rank is not None else "")
+    return resume_command(seen, word)
+
+
+def resume_command(seen: Seen, word: str) -> str:
+    """How to go on from the newest checkpoint, in the words that began the run where they are known."""
+    run = seen.run
     root_named = word != run.name
     verb = "run" if seen.facts.foreground or not seen.facts.job_id else "submit"
     where = f" --root {shlex.quote(str(run.path.parent))}" if root_named else ""
@@ -139,6 +147,8 @@ def lines(r: Report) -> Iterator[tuple[str, str]]:
     if r.checked_s_ago is not None:
         yield "Slurm", f"answered {r.checked_s_ago:.0f} s ago"
     yield "next", r.next
+    if r.then:
+        yield "then", r.then
 
 
 def progress_text(r: Report) -> str:

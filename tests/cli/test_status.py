@@ -79,6 +79,7 @@ def test_the_failed_ranks_error_and_its_log_are_named(desk):
     told = status(desk)
     assert (told["state"], told["error"]) == ("FAILED", "rank 3 on n2: ValueError: bad token")
     assert told["next"] == "slurmtrain logs job --rank 3"
+    assert told["then"] == "slurmtrain submit JOB.toml -J job --resume"
     people = desk.type("status", "job").stdout
     assert "rank 3 on n2: ValueError: bad token" in people
     assert "next        slurmtrain logs job --rank 3" in people
