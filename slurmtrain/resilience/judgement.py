@@ -11,7 +11,7 @@ from pathlib import Path
 from slurmtrain.errors import one_line
 from slurmtrain.resilience.classify import Evidence, Verdict, classify
 from slurmtrain.resilience.composition import Composition
-from slurmtrain.resilience.launcher_words import deaths_in, exit_code_in
+from slurmtrain.resilience.launcher_words import HYDRA_ADVICE, deaths_in, hydra_end
 from slurmtrain.resilience.records import AttemptRecord
 from slurmtrain.resilience.tracker import Tracker
 from slurmtrain.resilience.verdict import slurms_word
@@ -20,7 +20,7 @@ from slurmtrain.steps.launcher import Step
 from slurmtrain.store.listing import newest_durable_step
 
 _TAIL_BYTES = 8192
-_NOISE = re.compile(r"^=|^srun: |^slurmstepd|^\s*$")
+_NOISE = re.compile(rf"{HYDRA_ADVICE}|^srun: |^slurmstepd|^\s*$")
 
 
 def judge_end(c: Composition, record: AttemptRecord, evidence: Evidence) -> Verdict:
@@ -65,11 +65,11 @@ def _down_now(c: Composition, record: AttemptRecord, *, spoke: bool) -> frozense
 
 
 def last_words(attempt: Path, words: str) -> str:
-    """The last line that a rank printed, else the launcher's last; with the exit code that mpiexec names."""
+    """The last line that a rank printed, else the launcher's last; with the end of a task that mpiexec tells of."""
     texts = [words, *(_tail(path) for path in sorted(attempt.glob("node-*.log")))]
-    code = next((n for n in map(exit_code_in, texts) if n is not None), None)
-    said = _last(texts, without_noise=True) or _last(texts, without_noise=False)
-    return one_line("; ".join(part for part in (said, "" if code is None else f"exit code {code}") if part))
+    end = next(filter(None, map(hydra_end, texts)), "")
+    said = _last(texts, without_noise=True) or ("" if end else _last(texts, without_noise=False))
+    return one_line("; ".join(part for part in (said, end) if part))
 
 
 def _last(texts: Sequence[str], *, without_noise: bool) -> str:

@@ -18,7 +18,10 @@ from slurmtrain.slurm.hostlist import expand
 _TASKS = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)\s*$")
 _ENDING = re.compile(r"srun: .*(Terminating StepId|Force Terminated|Job step aborted)")
 _CODE = re.compile(r"Exited with exit code (\d+)")
-_HYDRA = re.compile(r"EXIT CODE: (\d+)")
+_HYDRA_CODE = re.compile(r"EXIT CODE: (\d+)")
+_HYDRA_SIGNAL = re.compile(r"EXIT STRING: (.+ \(signal \d+\))")
+HYDRA_ADVICE = r"^=|^YOUR APPLICATION TERMINATED|^This typically refers to|^Please see the FAQ"
+"""Lines of hydra's that tell nothing."""
 
 
 def deaths_in(words: str, nodes: Sequence[str], tasks_per_node: int) -> dict[int, Death]:
@@ -37,10 +40,12 @@ def deaths_in(words: str, nodes: Sequence[str], tasks_per_node: int) -> dict[int
     return found
 
 
-def exit_code_in(words: str) -> int | None:
-    """The code that mpiexec (hydra) names for a task which it does not name; None where it says nothing."""
-    form = _HYDRA.search(words)
-    return int(form[1]) if form else None
+def hydra_end(words: str) -> str:
+    """What mpiexec (hydra) says of a task that it does not name: its signal, or its exit code; empty where it says nothing."""
+    if form := _HYDRA_SIGNAL.search(words):
+        return form[1].strip().lower()
+    form = _HYDRA_CODE.search(words)
+    return f"exit code {form[1]}" if form else ""
 
 
 def _death(text: str) -> Death:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from slurmtrain.resilience.classify import Death
-from slurmtrain.resilience.launcher_words import deaths_in, exit_code_in
+from slurmtrain.resilience.judgement import last_words
+from slurmtrain.resilience.launcher_words import deaths_in, hydra_end
 
 # Slurm 22.05, two nodes of four tasks, --kill-on-bad-exit=1: task 3 exits with 7, the others sleep.
 EXIT_7 = """\
@@ -83,6 +84,29 @@ def test_other_lines_and_nodes_of_another_step_say_nothing():
     assert deaths_in("", ("n1",), 2) == {}
 
 
-def test_mpiexec_names_a_code_and_no_rank():
-    assert exit_code_in(HYDRA) == 7
-    assert exit_code_in(EXIT_7) is None
+# mpich 5.0.2: the ranks of one emulated node get SIGKILL.
+HYDRA_KILLED = """\
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 13502 RUNNING AT box
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
+===================================================================================
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+This typically refers to a problem with your application.
+Please see the FAQ page for debugging suggestions
+"""
+
+
+def test_mpiexec_names_a_code_or_a_signal_and_no_rank():
+    assert hydra_end(HYDRA) == "exit code 7"
+    assert hydra_end(HYDRA_KILLED) == "killed (signal 9)"
+    assert hydra_end(EXIT_7) == ""
+
+
+def test_hydras_advice_is_no_cause(tmp_path):
+    (tmp_path / "node-000.log").write_text(HYDRA_KILLED)
+    assert last_words(tmp_path, "") == "killed (signal 9)"
+    (tmp_path / "node-000.log").write_text("ValueError: boom\n" + HYDRA_KILLED)
+    assert last_words(tmp_path, "") == "ValueError: boom; killed (signal 9)"

@@ -122,8 +122,7 @@ def main() -> int:
         say(loss_curve(run))
     say(f"\nThe run folder: {run}")
     say("Next:")
-    if cluster:
-        say('    eval "$(./tools/devcluster env)"; . .venv/bin/activate')
+    say('    eval "$(./tools/devcluster env)"; . .venv/bin/activate' if cluster else "    . .venv/bin/activate")
     say(f"    slurmtrain status {run}    slurmtrain logs {run}    ls {run}")
     say(
         f"    slurmtrain submit examples/tiny-llama.toml --site {site} --set training.steps=500 -J my-run"
