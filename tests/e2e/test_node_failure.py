@@ -4,7 +4,6 @@ nothing happened to, bit for bit. Likewise for a run that is told to leave, and 
 from __future__ import annotations
 
 import json
-import shutil
 
 import psutil
 import pytest
@@ -109,8 +108,6 @@ def test_stop_saves_then_resume_goes_on_and_scancel_is_final(bench, undisturbed,
 
 
 def test_run_in_the_foreground_of_an_allocation(bench, undisturbed):
-    if shutil.which("salloc") is None:
-        pytest.skip("no salloc")
     argv = [
         "salloc",
         "-N2",
