@@ -64,12 +64,6 @@ class Part:
         assert contains(whole(self.global_shape), self.box), self
         assert tuple(b - a for a, b in self.region) == self.box.shape, self
 
-    def narrow(self, box: Box) -> Part:
-        """The same part cut down to a box inside it."""
-        inner = box.within(self.box)
-        region = tuple((start + a, start + b) for (start, _), (a, b) in zip(self.region, inner, strict=True))
-        return Part(self.name, self.global_shape, box, region)
-
 
 def whole(shape: Sequence[int]) -> Box:
     """The box of all of a tensor."""

@@ -120,16 +120,6 @@ def test_a_box_outside_the_tensor_is_named():
     assert "outside" in (tiling_fault((4,), [Box((0, 0), (2, 2))]) or "")
 
 
-def test_a_part_says_where_its_box_lies_in_the_local_tensor():
-    weight = np.arange(48).reshape(8, 6)
-    local = np.zeros((10, 6), int)
-    part = Part("w", (8, 6), Box((4, 2), (4, 3)), ((5, 9), (1, 4)))
-    local[5:9, 1:4] = weight[4:8, 2:5]
-    smaller = part.narrow(Box((5, 3), (2, 2)))
-    assert (smaller.name, smaller.global_shape, smaller.region) == ("w", (8, 6), ((6, 8), (2, 4)))
-    assert (local[6:8, 2:4] == weight[5:7, 3:5]).all()
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -137,7 +127,6 @@ def test_a_part_says_where_its_box_lies_in_the_local_tensor():
         lambda: Box((-1,), (1,)),
         lambda: Part("w", (4,), Box((2,), (3,)), ((0, 3),)),
         lambda: Part("w", (4,), Box((0,), (2,)), ((0, 3),)),
-        lambda: Part("w", (4,), Box((0,), (2,)), ((0, 2),)).narrow(Box((1,), (2,))),
         lambda: Box((1,), (1,)).within(Box((0,), (1,))),
         lambda: intersect(Box((0,), (1,)), Box((0, 0), (1, 1))),
     ],

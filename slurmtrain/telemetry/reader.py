@@ -69,18 +69,3 @@ class EventTail:
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         return parse_lines(whole)
-
-
-class FolderTail:
-    """What is new in all event files of a run since the last look, new nodes' files included."""
-
-    def __init__(self, events_dir: Path) -> None:
-        self.path = events_dir
-        self._tails: dict[Path, EventTail] = {}
-
-    def poll(self) -> list[Event]:
-        """New events, by attempt and time."""
-        for path in sorted(self.path.glob("*.jsonl")):
-            self._tails.setdefault(path, EventTail(path))
-        events = [event for tail in self._tails.values() for event in tail.poll()]
-        return sorted(events, key=lambda event: (event.attempt, event.t))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from slurmtrain.telemetry.reader import EventTail, FolderTail, read_events, steps
+from slurmtrain.telemetry.reader import EventTail, read_events, steps
 
 
 def line(step, attempt=1, t=0.0, kind="step", **more):
@@ -80,17 +80,4 @@ def test_a_tail_starts_again_when_the_file_shrank_or_is_another(tmp_path):
     other.replace(path)
     assert numbers(tail.poll()) == [8, 9]
     path.unlink()
-    assert tail.poll() == []
-
-
-def test_a_folder_tail_follows_nodes_that_come_later(tmp_path):
-    tail = FolderTail(tmp_path / "events")
-    assert tail.poll() == []
-    (tmp_path / "events").mkdir()
-    (tmp_path / "events" / "node-000.jsonl").write_bytes(line(1, t=5))
-    assert numbers(tail.poll()) == [1]
-    (tmp_path / "events" / "node-001.jsonl").write_bytes(line(3, t=9))
-    with open(tmp_path / "events" / "node-000.jsonl", "ab") as file:
-        file.write(line(4, t=8, attempt=2) + line(2, t=7))
-    assert numbers(tail.poll()) == [2, 3, 4]
     assert tail.poll() == []
