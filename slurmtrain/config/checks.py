@@ -92,9 +92,9 @@ def _check_schedule(job: JobConfig, _site: SiteConfig) -> None:
         _refuse(job, "optimizer.min_lr", optimizer.min_lr, f"must be at most lr = {optimizer.lr:g}")
     if optimizer.warmup_steps > steps:
         _refuse(job, "optimizer.warmup_steps", optimizer.warmup_steps, f"must be at most training.steps = {steps}")
-    if optimizer.decay_steps is not None and optimizer.decay_steps < optimizer.warmup_steps:
+    if optimizer.total_steps is not None and optimizer.total_steps < optimizer.warmup_steps:
         fault = f"must be at least warmup_steps = {optimizer.warmup_steps}, or be left out: then it is training.steps = {steps}"
-        _refuse(job, "optimizer.decay_steps", optimizer.decay_steps, fault)
+        _refuse(job, "optimizer.total_steps", optimizer.total_steps, fault)
 
 
 def _check_site(job: JobConfig, site: SiteConfig) -> None:

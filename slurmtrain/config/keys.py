@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -20,6 +20,17 @@ SYNONYMS = {
     "seq_len": "training.sequence_length",
     "seq_length": "training.sequence_length",
     "max_steps": "training.steps",
+    "lr_decay_iters": "optimizer.total_steps",
+    "precision": "training.dtype",
+    "mixed_precision": "training.dtype",
+    "activation_checkpointing": "training.recompute",
+    "gradient_checkpointing": "training.recompute",
+    "virtual_stages": "parallel.vp",
+    "pipeline_schedule": "parallel.schedule",
+    "zero_stage": "parallel.dp_mode",
+    "fsdp": "parallel.dp_mode",
+    "rope_base": "model.rope_theta",
+    "eval_interval": "evaluation.every_steps",
     "train_iters": "training.steps",
     "grad_clip": "training.clip_norm",
     "num_layers": "model.layers",
@@ -50,7 +61,9 @@ SYNONYMS = {
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+    """The model that a field holds, also where it may be left out (`Model | None`)."""
+    found = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, BaseModel)]
+    return found[0] if found and get_origin(annotation) is not tuple else None
 
 
 def walk(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
-from slurmtrain.config.job import AXES
+from slurmtrain.config.parallel import AXES
 from slurmtrain.config.plan import Plan
 from slurmtrain.errors import PlacementError
 from slurmtrain.fabric.placement import groups
@@ -44,16 +45,18 @@ def layout(
     return plan
 
 
-def stages(layers: int, pp: int) -> tuple[tuple[int, ...], ...]:
-    """Layer numbers of each stage: contiguous and even. Raises PlacementError.
+def stages(layers: int, count: int, sizes: Sequence[int] | None = None) -> tuple[tuple[int, ...], ...]:
+    """Layer numbers of each of `count` stages: contiguous, of the given sizes, else even. Raises PlacementError.
 
-    >>> stages(4, 2)
-    ((0, 1), (2, 3))
+    >>> stages(4, 2), stages(4, 2, (3, 1))
+    (((0, 1), (2, 3)), ((0, 1, 2), (3,)))
     """
-    if layers % pp:
-        raise PlacementError(f"parallel.pp = {pp} does not cut {layers} layers into even stages: use {_either(_divisors(layers))}")
-    size = layers // pp
-    return tuple(tuple(range(i * size, (i + 1) * size)) for i in range(pp))
+    if sizes is None:
+        if layers % count:
+            raise PlacementError(f"parallel.pp = {count} does not cut {layers} layers into even stages: use {_either(_divisors(layers))}")
+        sizes = [layers // count] * count
+    ends = list(accumulate(sizes))
+    return tuple(tuple(range(end - size, end)) for size, end in zip(sizes, ends, strict=True))
 
 
 def domain_ranks(plan: Plan) -> int:

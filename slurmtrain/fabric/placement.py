@@ -50,6 +50,46 @@ def groups(plan: Plan, *axes: str) -> list[list[int]]:
     return sorted(fixed.values())
 
 
+def shard_groups(plan: Plan) -> list[list[int]]:
+    """Ranks that share one copy of what `plan.dp_mode` shards: `plan.shard` neighbours along the data-parallel axes, times cp.
+
+    With nothing to shard each rank is alone.
+
+    >>> from slurmtrain.fabric.layout import layout
+    >>> shard_groups(layout(nodes=1, gpus_per_node=8, dp=4, cp=2, dp_mode="fsdp", dp_shard=2))
+    [[0, 1, 2, 3], [4, 5, 6, 7]]
+    """
+    if plan.dp_mode == "ddp":
+        return [[rank] for rank in range(plan.world)]
+    found: dict[tuple[int, int], list[int]] = {}
+    place = {rank: index for group in groups(plan, "dp", "ep") for index, rank in enumerate(group)}
+    for number, members in enumerate(groups(plan, "dp", "ep", "cp")):
+        for rank in members:
+            found.setdefault((number, place[rank] // plan.shard), []).append(rank)
+    return sorted(found.values())
+
+
+def replicate_groups(plan: Plan) -> list[list[int]]:
+    """Ranks that hold the same shard: one of each shard group of the same parameters."""
+    found: dict[tuple[int, int], list[int]] = {}
+    index = {rank: i for group in shard_groups(plan) for i, rank in enumerate(group)}
+    for number, members in enumerate(groups(plan, "dp", "ep", "cp")):
+        for rank in members:
+            found.setdefault((number, index[rank]), []).append(rank)
+    return sorted(found.values())
+
+
+def end_groups(plan: Plan) -> list[list[int]]:
+    """The pipeline ranks of the first and of the last stage (one rank where both are its own), for each place on the other axes;
+    a rank with neither is alone."""
+    ends = {plan.pp_index_of(0), plan.pp_index_of(len(plan.stages) - 1)}
+    found: list[list[int]] = []
+    for line in groups(plan, "pp"):
+        found.append([rank for index, rank in enumerate(line) if index in ends])
+        found += [[rank] for index, rank in enumerate(line) if index not in ends]
+    return sorted(found)
+
+
 def world_rank(nodes: Sequence[str], tasks_per_node: int, node: str, local_rank: int) -> int:
     """World rank of a task: index of its node x tasks per node + its local rank.
 

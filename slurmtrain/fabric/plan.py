@@ -31,11 +31,15 @@ def build_plan(job: JobConfig, site: SiteConfig) -> Plan:
         order=parallel.order,
         nvlink_domain=site.node.nvlink_domain,
         block_nodes=site.node.block_nodes,
-        stages=stages(job.model.layers, parallel.pp),
+        stages=stages(job.model.layers, parallel.pp * parallel.resolved_vp(), parallel.stages),
         global_batch=training.global_batch,
         micro_batch=training.micro_batch,
         microbatches=_microbatches(training.global_batch, training.micro_batch, dp),
         dp_mode=parallel.dp_mode,
+        dp_shard=parallel.dp_shard,
+        cp_mode=parallel.cp_mode,
+        schedule=parallel.resolved_schedule(),
+        vp=parallel.resolved_vp(),
     )
     check_layout(plan)
     return plan

@@ -1,84 +1,107 @@
-"""What everything outside sees of a parameter: a plain local tensor, its gradient, and the boxes of global tensors in it."""
+"""What everything outside sees of a parameter: plain fp32 tensors (values, gradient) and the boxes of global tensors in them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from slurmtrain.boxes import Part
-from slurmtrain.config.model import ModelConfig
-from slurmtrain.models.initial import fill
+from slurmtrain.parallel.axis import Axis
+from slurmtrain.parallel.parts import Copies
 
 
-def plain(tensor: Tensor) -> Tensor:
-    """The local tensor, outside autograd; FSDP keeps parameters and gradients as DTensors around it."""
-    with torch.no_grad():
-        return tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
+class Holder(Protocol):
+    """Where the values and the gradient of one parameter lie: with the module, in a bucket, in a shard.
+
+    Both are plain tensors of fp32, of this rank's share, sharing memory with what the next step uses; `grad` only after the
+    reducer's `finish`.
+    """
+
+    @property
+    def value(self) -> Tensor: ...
+
+    @property
+    def grad(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class LocalParameter:
-    """One parameter of this rank.
+    """One parameter of this rank, or its share of one.
 
-    `owned`: of all ranks that hold these parts, this one counts them in the norm and saves them. `partial`: the gradient is a
-    part of a sum over the tensor-parallel group (norms see T / tp positions each).
+    `owned`: of all ranks that hold these parts, this one counts them in the norm and saves them. `copies`, `tied`: as of its Layout.
+    `decays`: weight decay is for matrices, never for norms and biases.
     """
 
     name: str
-    source: nn.Parameter
+    holder: Holder
     parts: tuple[Part, ...]
     owned: bool
-    partial: bool
+    decays: bool
+    copies: Copies | None = None
+    tied: bool = False
 
     @property
     def tensor(self) -> Tensor:
-        """The values, sharing memory with the module's."""
-        return plain(self.source)
+        return self.holder.value
 
     @property
     def grad(self) -> Tensor:
-        """The gradient, sharing memory; only after a backward pass."""
-        assert self.source.grad is not None, f"{self.name} has no gradient"
-        return plain(self.source.grad)
-
-    @property
-    def decays(self) -> bool:
-        """Weight decay is for matrices, never for norms."""
-        return self.source.ndim > 1
-
-    def initialise(self, model: ModelConfig, seed: int) -> None:
-        """First values; what is in no part is zero and stays so, because its gradient is."""
-        tensor = self.tensor
-        tensor.zero_()
-        for part in self.parts:
-            fill(tensor, part, model, seed)
+        return self.holder.grad
 
 
-def sum_partial(parameters: Sequence[LocalParameter], group: dist.ProcessGroup | None) -> None:
-    """Add up the gradients that are partial over the group, in one collective."""
-    grads = [p.grad for p in parameters if p.partial]
-    if group is None or not grads:
-        return
-    flat = torch.cat([grad.flatten() for grad in grads])
-    dist.all_reduce(flat, group=group)
-    pieces = flat.split([grad.numel() for grad in grads])
-    torch._foreach_copy_(grads, [piece.view_as(grad) for piece, grad in zip(pieces, grads, strict=True)])
+def sum_partial(parameters: Sequence[LocalParameter], tp: Axis | None) -> None:
+    """Add up the gradients that are partial over the tensor-parallel group, in one collective.
 
-
-def squared_norm(parameters: Sequence[LocalParameter]) -> Tensor:
-    """The share of this rank in the squared global gradient norm, float64: each parameter on its owner alone.
-
-    Summed over the world it counts every element of every global tensor once (Megatron-LM and torch clip the same quantity).
+    Where only some ranks of the group are copies of each other, every set has a slot of its own in what is sent.
     """
-    norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float64) for p in parameters if p.owned and p.parts]
-    device = parameters[0].source.device
-    return torch.stack(norms).square().sum() if norms else torch.zeros((), dtype=torch.float64, device=device)
+    chosen = [(p.copies, p.grad) for p in parameters if p.copies is not None]
+    if tp is None or not chosen:
+        return
+    flat = torch.cat([_in_slot(copies, grad) for copies, grad in chosen])
+    tp.all_reduce(flat)
+    pieces = flat.split([copies.slots * grad.numel() for copies, grad in chosen])
+    for (copies, grad), piece in zip(chosen, pieces, strict=True):
+        grad.copy_(piece.view(copies.slots, *grad.shape)[copies.slot])
+
+
+def _in_slot(copies: Copies, grad: Tensor) -> Tensor:
+    if copies.slots == 1:
+        return grad.flatten()
+    spread = grad.new_zeros(copies.slots, *grad.shape)
+    spread[copies.slot] = grad
+    return spread.flatten()
+
+
+def sum_tied(parameters: Sequence[LocalParameter], ends: Axis | None) -> None:
+    """Add up the two gradients of an embedding that is also the head: of this rank's stages, then over the pipeline's ends."""
+    grads = [p.grad for p in parameters if p.tied]
+    if not grads:
+        return
+    total = grads[0] if len(grads) == 1 else torch.stack(grads).sum(0)
+    if ends is not None:
+        total = ends.all_reduce(total.contiguous())
+    for grad in grads:
+        grad.copy_(total)
+
+
+def norm_share(parameters: Sequence[LocalParameter], power: float) -> Tensor:
+    """The share of this rank in the norm of the global gradient, float64: sum of |g|^power, or the largest |g| where power is inf.
+
+    Each parameter on its owner alone: summed (or the largest taken) over the world it counts every element of every global tensor
+    once. Megatron-LM and torch clip the same quantity.
+    """
+    grads = [p.grad for p in parameters if p.owned and p.parts]
+    if not grads:
+        return torch.zeros((), dtype=torch.float64, device=parameters[0].tensor.device if parameters else None)
+    norms = torch.stack([torch.linalg.vector_norm(grad, power, dtype=torch.float64) for grad in grads])
+    return norms.amax() if math.isinf(power) else norms.pow(power).sum()
 
 
 def scale_gradients(parameters: Sequence[LocalParameter], factor: float) -> None:
-    """Multiply every gradient, for clipping."""
+    """Multiply every gradient: normalisation, unscaling and clipping in one."""
     torch._foreach_mul_([p.grad for p in parameters], factor)

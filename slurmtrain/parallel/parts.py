@@ -24,16 +24,35 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class Copies:
+    """Other tensor-parallel ranks hold the same parts, and each has a part of the sum that is the gradient.
+
+    The tensor-parallel group falls into `slots` sets of neighbours, this rank is in set `slot`; `first`: it is the lowest of its set.
+    """
+
+    slots: int
+    slot: int
+    first: bool
+
+
+@dataclass(frozen=True)
 class Layout:
-    """One local parameter: its shape, its parts, and the axes along which other ranks hold the same parts."""
+    """One local parameter: its shape, its parts, its copies on other tensor-parallel ranks.
+
+    `tied`: the same global tensor is a parameter of the first and of the last pipeline stage, each with a part of the gradient;
+    `counted`: of these two this one is in norms and saves (the first stage's).
+    """
 
     shape: Shape
     parts: tuple[Part, ...]
-    copies: frozenset[str] = frozenset()
+    copies: Copies | None = None
+    tied: bool = False
+    counted: bool = True
 
-    def owned(self, index: Callable[[str], int]) -> bool:
-        """Whether this rank is the one of all copies that counts in norms and saves: the lowest coordinate."""
-        return all(index(axis) == 0 for axis in self.copies)
+    @property
+    def owned(self) -> bool:
+        """Whether this tensor-parallel rank's copy is the one that counts in norms and saves."""
+        return self.counted and (self.copies is None or self.copies.first)
 
 
 def _even(total: int, size: int, name: str) -> int:

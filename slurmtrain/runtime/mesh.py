@@ -8,6 +8,9 @@ Names besides the axes, each a flattened product:
 |---|---|---|
 | `data` | dp, ep | ranks that read different samples (plan.dp of them) |
 | `dp_cp` | dp, ep, cp | ranks whose gradients of one parameter are summed |
+| `shard` | part of dp_cp | ranks that share one copy of what `plan.dp_mode` shards |
+| `replicate` | rest of dp_cp | ranks that hold the same shard |
+| `ends` | part of pp | the ranks of the first and the last pipeline stage |
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from slurmtrain.config.plan import Plan
-from slurmtrain.fabric.placement import coordinates, groups
+from slurmtrain.fabric.placement import coordinates, end_groups, groups, replicate_groups, shard_groups
 from slurmtrain.runtime.world import World
 
 FLATTENED: dict[str, tuple[str, ...]] = {"data": ("dp", "ep"), "dp_cp": ("dp", "ep", "cp")}
@@ -72,7 +75,9 @@ def build_mesh(plan: Plan, world: World) -> Mesh:
     makers = _GroupMaker(world)
     slowest_first = tuple(reversed(plan.order))
     names = {**{axis: (axis,) for axis in slowest_first}, **FLATTENED}
-    axes = {name: makers.make(name, groups(plan, *parts)) for name, parts in names.items()}
+    parts_of = {name: groups(plan, *parts) for name, parts in names.items()}
+    parts_of |= {"shard": shard_groups(plan), "replicate": replicate_groups(plan), "ends": end_groups(plan)}
+    axes = {name: makers.make(name, found) for name, found in parts_of.items()}
     shape = [plan.sizes()[axis] for axis in slowest_first]
     device_mesh = DeviceMesh.from_group(
         [axes[axis].process_group for axis in slowest_first],

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 import torch
 from torch.optim.adamw import adamw
 
-from slurmtrain.config.job import OptimizerConfig
+from slurmtrain.config.training import OptimizerConfig
 from slurmtrain.parallel.parameters import LocalParameter
 
 
 def lr_at(step: int, config: OptimizerConfig, steps: int) -> float:
     """Learning rate of a step, counted from 1: linear warm-up, then half a cosine down to min_lr, then min_lr.
 
-    The peak is reached at step `warmup_steps`, min_lr at `decay_steps` (default: `steps`, the end of training).
+    The peak is reached at step `warmup_steps`, min_lr at `total_steps` (default: `steps`, the end of training).
     """
-    warmup, end = config.warmup_steps, config.decay_steps or steps
+    warmup, end = config.warmup_steps, config.total_steps or steps
     if step <= warmup:
         return config.lr * step / warmup
     progress = min(1.0, (step - warmup) / (end - warmup)) if end > warmup else 1.0

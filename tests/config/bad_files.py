@@ -194,7 +194,7 @@ CROSS = [
     _job("beta of one", "lr = 1e-3", "lr = 1e-3\nbetas = [0.9, 1.0]", "optimizer.betas", "less than 1"),
     _job("floor above lr", "lr = 1e-3", "lr = 1e-3\nmin_lr = 0.1", "optimizer.min_lr", "at most lr = 0.001"),
     _job("warm-up too long", "lr = 1e-3", "lr = 1e-3\nwarmup_steps = 101", "optimizer.warmup_steps", "at most training.steps = 100"),
-    _job("decay before warm-up", "lr = 1e-3", "lr = 1e-3\nwarmup_steps = 9\ndecay_steps = 5", "optimizer.decay_steps", "warmup_steps = 9"),
+    _job("decay before warm-up", "lr = 1e-3", "lr = 1e-3\nwarmup_steps = 9\ntotal_steps = 5", "optimizer.total_steps", "warmup_steps = 9"),
     _job(
         "batch",
         "global_batch = 8",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.config.job import AXES
+from slurmtrain.config.parallel import AXES
 from slurmtrain.errors import PlacementError
 from slurmtrain.fabric.layout import domain_ranks, layout, stages
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.config.job import AXES
+from slurmtrain.config.parallel import AXES
 from slurmtrain.config.plan import Plan
 from slurmtrain.errors import LaunchError
 from slurmtrain.fabric.placement import coordinates, groups, rank_of, world_rank

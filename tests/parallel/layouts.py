@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from slurmtrain.config.job import AXES
+from slurmtrain.config.parallel import AXES
 from slurmtrain.config.model import ModelConfig
 from slurmtrain.config.plan import Plan
 from slurmtrain.models.initial import initialise

@@ -10,16 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from slurmtrain.atomic import SystemDisk
-from slurmtrain.config.job import (
-    CheckpointConfig,
-    DataConfig,
-    JobConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    RunConfig,
-    SlurmConfig,
-    TrainingConfig,
-)
+from slurmtrain.config.data import DataConfig
+from slurmtrain.config.job import CheckpointConfig, JobConfig, RunConfig, SlurmConfig
+from slurmtrain.config.parallel import ParallelConfig
+from slurmtrain.config.training import OptimizerConfig, TrainingConfig
 from slurmtrain.config.model import ModelConfig
 from slurmtrain.config.site import SiteConfig, SiteFabric, SiteNode, SiteTimeouts
 from slurmtrain.config.stored import write_models

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slurmtrain.config.job import OptimizerConfig
+from slurmtrain.config.training import OptimizerConfig
 from slurmtrain.parallel.parameters import LocalParameter
 from slurmtrain.train.optimizer import AdamW, lr_at
 
@@ -28,7 +28,7 @@ def test_warm_up_then_cosine(step, lr):
 
 
 def test_decay_may_end_before_training():
-    early = SCHEDULE.model_copy(update={"decay_steps": 8})
+    early = SCHEDULE.model_copy(update={"total_steps": 8})
     assert [lr_at(step, early, steps=100) for step in (6, 8, 50)] == pytest.approx([0.55, 0.1, 0.1])
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from slurmtrain.atomic import SystemDisk
 from slurmtrain.checkpoint.state import find_checkpoint, load_checkpoint, save_checkpoint
-from slurmtrain.config.job import OptimizerConfig
+from slurmtrain.config.training import OptimizerConfig
 from slurmtrain.errors import NonFiniteError
 from slurmtrain.parallel.apply import build
 from slurmtrain.rundir import RunDir

@@ -27,7 +27,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from slurmtrain.config.job import AXES, OptimizerConfig
+from slurmtrain.config.parallel import AXES
+from slurmtrain.config.training import OptimizerConfig
 from slurmtrain.config.model import ModelConfig
 from slurmtrain.config.plan import Plan
 from slurmtrain.fabric.layout import stages

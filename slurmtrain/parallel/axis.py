@@ -1,0 +1,127 @@
+"""The ranks along one mesh axis, as this rank's collectives see them; and how long it waited for them.
+
+Every collective moves dim 0 of contiguous memory, takes and gives plain tensors outside autograd, and returns what is contiguous.
+An axis of size 1 is None everywhere: alone, nothing to communicate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# torch 2.13 gave these new names; before it they are called *_tensor.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def _later() -> bool:
+    """Whether a collective may be left under way: a compiler traces only those that end where they begin."""
+    return not torch.compiler.is_compiling()
+
+
+class Meter:
+    """Seconds that this rank spent waiting, by name, since they were last taken. `active=False`: nothing is measured.
+
+    On a GPU a pair of events is recorded around each wait, on the stream that waits; `take` reads them, so that it must come after
+    the host has waited for the step.
+    """
+
+    def __init__(self, device: torch.device, *, active: bool = True) -> None:
+        self._cuda, self._active = device.type == "cuda", active
+        self._seconds: dict[str, float] = {}
+        self._events: list[tuple[str, Any, Any]] = []
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Count what is inside under a name."""
+        if not self._active:
+            yield
+        elif self._cuda:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            yield
+            end.record()
+            self._events.append((name, start, end))
+        else:
+            began = time.perf_counter()
+            yield
+            self.add(name, time.perf_counter() - began)
+
+    def add(self, name: str, seconds: float) -> None:
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    def take(self) -> dict[str, float]:
+        """What was measured since the last call."""
+        for name, start, end in self._events:
+            self.add(name, start.elapsed_time(end) / 1e3)
+        taken, self._seconds, self._events = self._seconds, {}, []
+        return taken
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A collective under way: `wait` gives its result."""
+
+    out: Tensor
+    work: dist.Work | None
+    name: str
+    meter: Meter
+
+    def wait(self) -> Tensor:
+        if self.work is not None:
+            if torch.compiler.is_compiling():
+                self.work.wait()
+            else:
+                with self.meter.time(self.name):
+                    self.work.wait()
+        return self.out
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`name`: of the mesh axis, also in metrics. `size` is 2 or more."""
+
+    name: str
+    group: dist.ProcessGroup
+    size: int
+    index: int
+    meter: Meter
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """[n, ...] of each rank to [size * n, ...] on all, in the order of the ranks."""
+        return self.start_all_gather(x).wait()
+
+    def start_all_gather(self, x: Tensor) -> Pending:
+        out = x.new_empty(x.shape[0] * self.size, *x.shape[1:])
+        return self._pending(out, all_gather_single(out, x.contiguous(), group=self.group, async_op=_later()))
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """Sum of all ranks' [size * n, ...], of which this rank gets its [n, ...]."""
+        return self.start_reduce_scatter(x).wait()
+
+    def start_reduce_scatter(self, x: Tensor) -> Pending:
+        out = x.new_empty(x.shape[0] // self.size, *x.shape[1:])
+        return self._pending(out, reduce_scatter_single(out, x.contiguous(), group=self.group, async_op=_later()))
+
+    def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
+        """In place, over contiguous memory; gives it back."""
+        return self.start_all_reduce(x, op).wait()
+
+    def start_all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Pending:
+        assert x.is_contiguous()
+        return self._pending(x, dist.all_reduce(x, op=op, group=self.group, async_op=_later()))
+
+    def all_to_all(self, x: Tensor) -> Tensor:
+        """Piece j of dim 0 (equal pieces) goes to rank j; gives the pieces of all ranks in their order."""
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        return self._pending(out, dist.all_to_all_single(out, x.contiguous(), group=self.group, async_op=_later())).wait()
+
+    def _pending(self, out: Tensor, work: dist.Work | None) -> Pending:
+        return Pending(out, work, self.name, self.meter)
