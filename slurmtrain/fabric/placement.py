@@ -81,7 +81,8 @@ def replicate_groups(plan: Plan) -> list[list[int]]:
 
 def end_groups(plan: Plan) -> list[list[int]]:
     """The pipeline ranks of the first and of the last stage (one rank where both are its own), for each place on the other axes;
-    a rank with neither is alone."""
+    a rank with neither is alone.
+    """
     ends = {plan.pp_index_of(0), plan.pp_index_of(len(plan.stages) - 1)}
     found: list[list[int]] = []
     for line in groups(plan, "pp"):

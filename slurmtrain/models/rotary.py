@@ -35,12 +35,12 @@ def magnitude(scaling: RopeScaling | None) -> float:
 
 
 def rotary_table(model: ModelConfig, length: int, device: torch.device | None = None) -> Rotary:
-    """cos and sin of positions 0 .. length - 1, each [T, E/2]."""
+    """Cos and sin of positions 0 .. length - 1, each [T, E/2]."""
     return rotary_at(model, torch.arange(length, device=device))
 
 
 def rotary_at(model: ModelConfig, positions: Tensor) -> Rotary:
-    """cos and sin of these positions: [..., T] gives [..., T, E/2]."""
+    """Cos and sin of these positions: [..., T] gives [..., T, E/2]."""
     angle = positions.float()[..., None] * frequencies(model, positions.device)
     factor = magnitude(model.rope_scaling)
     return angle.cos() * factor, angle.sin() * factor
