@@ -2,94 +2,228 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
 import torch
 import torch.distributed as dist
 
-from slurmtrain.config.parallel import AXES
 from slurmtrain.config.model import ModelConfig
+from slurmtrain.config.parallel import AXES, LOOPED, V_SHAPED
 from slurmtrain.config.plan import Plan
 from slurmtrain.models.initial import initialise
-from slurmtrain.models.llama import Llama
+from slurmtrain.parallel.axis import Axis, Meter
+from slurmtrain.parallel.batch import IGNORED, StepBatch
+from slurmtrain.runtime.mesh import Mesh, build_mesh
+from slurmtrain.runtime.world import World
+from tests.parallel.plain import Plain
 
-MODEL = ModelConfig(layers=4, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=63, rope_theta=1000.0)
 SEQUENCE = 16
+SEED = 17
+CPU = torch.device("cpu")
+MODEL = ModelConfig(layers=4, hidden=32, heads=4, kv_heads=2, ffn=48, vocab=63, rope_theta=1000.0)
 
 
-class TorchMesh:
-    """A mesh of plain torch groups: tp fastest, then dp, then pp. `ranks`: the first tp * dp * pp of the world take part."""
-
-    def __init__(self, tp: int = 1, dp: int = 1, pp: int = 1) -> None:
-        sizes = {"tp": tp, "dp": dp, "pp": pp}
-        rank, world = dist.get_rank(), tp * dp * pp
-        self.inside = rank < world
-        places = torch.arange(world).view(pp, dp, tp)
-        self._size, self._index, self._group = sizes, {}, {}
-        for dim, axis in enumerate(("pp", "dp", "tp")):
-            for ranks in places.movedim(dim, -1).reshape(-1, sizes[axis]).tolist():
-                group = dist.new_group(ranks)
-                if rank in ranks:
-                    self._index[axis] = ranks.index(rank)
-                    self._group[axis] = group if sizes[axis] > 1 else None
-        self.world = dist.new_group(list(range(world)))
-
-    def size(self, axis):
-        return self._size[axis]
-
-    def index(self, axis):
-        return self._index[axis]
-
-    def group(self, axis):
-        return self._group[axis]
+def changed(model: ModelConfig, **fields: object) -> ModelConfig:
+    """The model with other fields, checked."""
+    return ModelConfig.model_validate({**model.model_dump(), **fields})
 
 
-def plan_of(model: ModelConfig, *, tp=1, dp=1, pp=1, mode="ddp", global_batch=8, micro_batch=1) -> Plan:
-    layers = [list(range(model.layers))[i * model.layers // pp : (i + 1) * model.layers // pp] for i in range(pp)]
+MODELS = {
+    "llama": MODEL,
+    "tied": changed(MODEL, tied_embeddings=True),
+    "qwen2": changed(MODEL, family="qwen2"),
+    "qwen3": changed(MODEL, family="qwen3", head_dim=12),
+    "gpt2": changed(MODEL, family="gpt2", kv_heads=4, max_positions=24, tied_embeddings=True),
+    "window": changed(MODEL, window=5),
+}
+"""One of each family, and what cuts across families; 63 tokens: no tp divides the vocabulary."""
+
+
+def plan_of(
+    model: ModelConfig,
+    *,
+    tp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    dp: int = 1,
+    pp: int = 1,
+    vp: int | None = None,
+    schedule: str | None = None,
+    stages: Sequence[int] | None = None,
+    dp_mode: str = "ddp",
+    dp_shard: int | None = None,
+    cp_mode: str = "ring",
+    order: Sequence[str] = AXES,
+    global_batch: int = 8,
+    micro_batch: int = 1,
+) -> Plan:
+    """A plan on one node. `stages`: layers of each stage; default: as even as can be, the later ones more."""
+    schedule = schedule or ("interleaved" if (vp or 1) > 1 else "1f1b")
+    vp = vp or (2 if pp > 1 and schedule in LOOPED + V_SHAPED else 1)
+    count = pp * vp
+    ends = [model.layers * (i + 1) // count for i in range(count)]
+    sizes = stages or [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    world = tp * cp * dp * pp
     return Plan(
-        world=tp * dp * pp,
+        world=world,
         nodes=1,
         spares=0,
-        gpus_per_node=tp * dp * pp,
+        gpus_per_node=world,
         tp=tp,
-        cp=1,
-        ep=1,
+        cp=cp,
+        ep=ep,
         dp=dp,
         pp=pp,
-        order=AXES,
+        order=tuple(order),
         nvlink_domain="node",
         block_nodes=1,
-        stages=tuple(map(tuple, layers)),
+        stages=tuple(tuple(range(sum(sizes[:i]), sum(sizes[: i + 1]))) for i in range(count)),
         global_batch=global_batch,
         micro_batch=micro_batch,
         microbatches=global_batch // (dp * micro_batch),
-        dp_mode=mode,
+        dp_mode=dp_mode,
+        dp_shard=dp_shard,
+        cp_mode=cp_mode,
+        schedule=schedule,
+        vp=vp,
     )
 
 
-def batch_of(step: int, model: ModelConfig, global_batch: int = 8, sequence: int = SEQUENCE):
-    """(tokens, labels), [global batch, T]."""
-    tokens = torch.randint(0, model.vocab, (global_batch, sequence + 1), generator=torch.Generator().manual_seed(1000 + step))
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+def world_of(plan: Plan) -> World:
+    """The first `plan.world` ranks of the process group as a world of one node, without MPI."""
+    rank, timeout = dist.get_rank(), timedelta(seconds=60)
+    place = {"node": "n1", "node_index": 0, "local_rank": rank, "local_size": plan.world, "nodes": ("n1",), "attempt": 1}
+    return World(rank=rank, size=plan.world, device=CPU, comm=None, plan=plan, timeout=timeout, **place)  # type: ignore[arg-type]
 
 
-def reference(model: ModelConfig, steps: int, *, clip=1.0, lr=1e-2, global_batch=8, decay=0.1, lr_at=None, batches=batch_of):
-    """Plain one-process training. Returns losses, gradient norms, gradients of the first step by name, and the model."""
-    llama = Llama(model)
-    initialise(llama, model, 17)
-    matrices = [p for p in llama.parameters() if p.ndim > 1]
-    norms = [p for p in llama.parameters() if p.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": decay}, {"params": norms, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8)
-    losses, grad_norms, first = [], [], {}
+def mesh_of(plan: Plan) -> Mesh | None:
+    """The real mesh over the first `plan.world` ranks of a `gloo_group`; None on the ranks outside. All ranks must call it."""
+    _level_group_counts()
+    return build_mesh(plan, world_of(plan)) if dist.get_rank() < plan.world else None
+
+
+def _level_group_counts() -> None:
+    """torch names a group after its ranks and the number of groups made so far, which layouts smaller than the world let differ."""
+    made = len(dist.distributed_c10d._world.pg_names)
+    most = torch.tensor(made)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    for _ in range(int(most) - made):
+        dist.new_group([dist.get_rank()], use_local_synchronization=True)
+
+
+def world_group(plan: Plan) -> dist.ProcessGroup:
+    """The group of the layout's ranks (on these alone, after `mesh_of`): what a step reduces over."""
+    if plan.world == dist.get_world_size():
+        return dist.group.WORLD
+    return dist.new_group(list(range(plan.world)), use_local_synchronization=True)
+
+
+def axis_of(mesh: Mesh, name: str, meter: Meter | None = None) -> Axis | None:
+    """A mesh axis as `parallel` takes it; None where this rank is alone."""
+    group = mesh.group(name)
+    if group is None:
+        return None
+    return Axis(name, group, mesh.size(name), mesh.index(name), meter or Meter(CPU, active=False))
+
+
+def whole_axis(name: str = "tp") -> Axis:
+    """All ranks of the process group as one axis."""
+    return Axis(name, dist.group.WORLD, dist.get_world_size(), dist.get_rank(), Meter(CPU, active=False))
+
+
+def batch_of(
+    step: int, model: ModelConfig, global_batch: int = 8, sequence: int = SEQUENCE, *, ignored: float = 0.0, documents: bool = False
+) -> StepBatch:
+    """The global batch of a step, [global batch, T], before any cut.
+
+    `ignored`: share of the labels without loss, very different from sequence to sequence (the first has no label at all).
+    `documents`: several a sequence, with their own positions; then also no label from one document to the next.
+    """
+    generator = torch.Generator().manual_seed(1000 + step)
+    tokens = torch.randint(0, model.vocab, (global_batch, sequence + 1), generator=generator)
+    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    if ignored:
+        share = torch.linspace(0, 2 * ignored, global_batch)[:, None]
+        labels[torch.rand(labels.shape, generator=generator) < share] = IGNORED
+        labels[0] = IGNORED
+    if not documents:
+        return StepBatch(inputs, labels)
+    starts = torch.rand(inputs.shape, generator=generator) < 0.2
+    starts[:, 0] = True
+    place = torch.arange(sequence).expand_as(inputs)
+    positions = place - torch.where(starts, place, 0).cummax(1).values
+    labels[:, :-1][starts[:, 1:]] = IGNORED
+    return StepBatch(inputs, labels, positions, starts.long().cumsum(1))
+
+
+def share_of(batch: StepBatch, plan: Plan, mesh: Mesh) -> StepBatch:
+    """The sequences of this rank's data-parallel index (whole sequences: cp's cut comes after)."""
+    return batch.map(lambda x: x.chunk(plan.dp)[mesh.index("data")].contiguous())
+
+
+class Reference(NamedTuple):
+    """One-process training: mean losses and norms before clipping by step, gradients of the first step by name, the trained model."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, torch.Tensor]
+    module: Plain
+
+
+def reference(
+    model: ModelConfig,
+    steps: int = 1,
+    *,
+    clip: float = 1.0,
+    norm_type: float = 2.0,
+    lr: float = 1e-2,
+    decay: float = 0.1,
+    optimizer: str = "adamw",
+    lr_at: Callable[[int], float] | None = None,
+    global_batch: int = 8,
+    batches: Callable[..., StepBatch] = batch_of,
+    z_loss: float = 0.0,
+    module: Plain | None = None,
+) -> Reference:
+    """Plain torch on the whole batch: loss per valid token, clipped, AdamW (0.9, 0.95) or SGD.
+
+    `module`: first values; default: those that every layout starts from.
+    """
+    module = first_module(model) if module is None else module
+    groups = [
+        {"params": [p for p in module.parameters() if p.ndim > 1], "weight_decay": decay},
+        {"params": [p for p in module.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    torch_optimizer = (
+        torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8) if optimizer == "adamw" else torch.optim.SGD(groups, lr=lr)
+    )
+    losses, norms, gradients = [], [], {}
     for step in range(1, steps + 1):
-        tokens, labels = batches(step, model, global_batch)
-        loss = torch.nn.functional.cross_entropy(llama(tokens).flatten(0, 1), labels.flatten())
+        loss = mean_loss(module, batches(step, model, global_batch), z_loss)
         loss.backward()
         losses.append(loss.item())
         if step == 1:
-            first = {name: p.grad.clone() for name, p in llama.named_parameters()}
-        grad_norms.append(torch.nn.utils.clip_grad_norm_(llama.parameters(), clip).item())
-        for group in optimizer.param_groups:
+            gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
+        norms.append(torch.nn.utils.clip_grad_norm_(module.parameters(), clip, norm_type).item())
+        for group in torch_optimizer.param_groups:
             group["lr"] = lr if lr_at is None else lr_at(step)
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses, grad_norms, first, llama
+        torch_optimizer.step()
+        torch_optimizer.zero_grad()
+    return Reference(losses, norms, gradients, module)
+
+
+def first_module(model: ModelConfig, seed: int = SEED) -> Plain:
+    """The plain model with the first values that every layout starts from."""
+    module = Plain(model)
+    initialise(module, model, seed)
+    return module
+
+
+def mean_loss(module: Plain, batch: StepBatch, z_loss: float = 0.0) -> torch.Tensor:
+    """Cross-entropy (and z-loss) per valid token."""
+    logits = module(batch.tokens_NT, batch.positions_NT, batch.documents_NT)
+    valid = batch.labels_NT != IGNORED
+    loss = torch.nn.functional.cross_entropy(logits[valid], batch.labels_NT[valid])
+    return loss + z_loss * logits[valid].logsumexp(-1).square().mean()
