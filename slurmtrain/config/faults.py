@@ -98,7 +98,8 @@ def _missing(model: type[BaseModel], keys: Sequence[str]) -> str:
 
 
 def _required(section: type[BaseModel]) -> list[str]:
-    return [name for name, field in section.model_fields.items() if field.is_required()] or ["its keys"]
+    needed = [name for name, field in section.model_fields.items() if field.is_required()]
+    return needed or [next(iter(section.model_fields))]
 
 
 def _dotted(loc: Sequence[str | int]) -> str:

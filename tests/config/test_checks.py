@@ -57,13 +57,13 @@ def test_a_fitting_job_is_let_through_and_part_of_a_node_counts():
     assert gpus_per_node(job(), site()) == 8
 
 
-def test_tied_embeddings_without_stages_are_let_through():
-    check_job(job(model=preset_shape("llama3-1b"), parallel={"tp": 8}), site())
+def test_tied_embeddings_are_let_through_over_stages_too():
+    check_job(job(model=preset_shape("llama3-1b"), parallel={"tp": 4, "pp": 2}), site())
 
 
 def test_where_names_the_file_or_the_run():
     bad = job(parallel={"tp": 3})
     with pytest.raises(ConfigError, match=r"^job r: parallel\.tp = 3"):
         check_job(bad, site())
-    with pytest.raises(ConfigError, match=r"^a/job\.toml: parallel\.tp = 3: does not divide heads = 32: use 1, 2, 4 or 8"):
+    with pytest.raises(ConfigError, match=r"^a/job\.toml: parallel\.tp = 3: does not divide heads = 32: use 1, 2, 4, 8, 16 or 32"):
         check_job(bad, site(), where="a/job.toml")

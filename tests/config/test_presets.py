@@ -49,7 +49,7 @@ def test_names_come_small_models_first():
     assert names.index("tiny") < names.index("llama3-8b") < names.index("llama3-405b")
 
 
-@pytest.mark.parametrize("module", ["checks", "expand", "keys", "overrides", "sbatch_options"])
+@pytest.mark.parametrize("module", ["refusal", "expand", "keys", "overrides", "sbatch_options"])
 def test_examples_in_docstrings_hold(module):
     result = doctest.testmod(importlib.import_module(f"slurmtrain.config.{module}"))
     assert result.attempted > 0
