@@ -29,8 +29,8 @@ def _later() -> bool:
 class Meter:
     """Seconds that this rank spent waiting, by name, since they were last taken. `active=False`: nothing is measured.
 
-    On a GPU a pair of events is recorded around each wait, on the stream that waits; `take` reads them, so that it must come after
-    the host has waited for the step.
+    On a GPU a pair of events is recorded around each wait, on the stream that waits. `take` never waits for the GPU: what it has not
+    come to yet (the end of a step, after the host's only wait) counts in the next take.
     """
 
     def __init__(self, device: torch.device, *, active: bool = True) -> None:
@@ -59,9 +59,13 @@ class Meter:
 
     def take(self) -> dict[str, float]:
         """What was measured since the last call."""
-        for name, start, end in self._events:
-            self.add(name, start.elapsed_time(end) / 1e3)
-        taken, self._seconds, self._events = self._seconds, {}, []
+        events, self._events = self._events, []
+        for name, start, end in events:
+            if end.query():
+                self.add(name, start.elapsed_time(end) / 1e3)
+            else:
+                self._events.append((name, start, end))
+        taken, self._seconds = self._seconds, {}
         return taken
 
 
