@@ -1,120 +1,174 @@
 """Builds what a rank trains from model, plan and mesh. This module alone knows the order in which the pieces go together:
 
-layouts of the local parameters (tp, pp) -> modules (for FSDP2 without memory) -> FSDP2 around blocks and root, then memory -> first values
--> buckets of replicas -> the schedule of micro-batches.
+layouts of the local parameters (tp, pp) -> stages (for FSDP2 without memory), their attention over cp, their matmul -> recompute and
+compile of layers -> the reducer (FSDP2 around layers and stages, or buckets) -> first values -> the runner of micro-batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional
 
 from slurmtrain.config.model import ModelConfig
+from slurmtrain.config.parallel import ZERO_BUBBLE
 from slurmtrain.config.plan import Plan
-from slurmtrain.parallel.data import Replicas, shard, synchronise
-from slurmtrain.parallel.decoder import Matmul, Stage
-from slurmtrain.parallel.parameters import LocalParameter, sum_partial
-from slurmtrain.parallel.parts import Layout, shard_rows, stage_layouts
-from slurmtrain.parallel.pipeline import InTurn, OneForwardOneBackward, Place, Schedule
+from slurmtrain.config.training import TrainingConfig
+from slurmtrain.models.initial import fill
+from slurmtrain.parallel.axes import Axes, Mesh, axes_of
+from slurmtrain.parallel.axis import Meter
+from slurmtrain.parallel.batch import StepBatch
+from slurmtrain.parallel.compile import compile_blocks
+from slurmtrain.parallel.context import attention_over, cut, positions
+from slurmtrain.parallel.data import Reducer, make_reducer
+from slurmtrain.parallel.decoder import Stage
+from slurmtrain.parallel.fp8 import matmul_for
+from slurmtrain.parallel.parameters import LocalParameter, sum_partial, sum_tied
+from slurmtrain.parallel.parts import Layout, stage_layouts
+from slurmtrain.parallel.pipeline import Runner, make_runner
+from slurmtrain.parallel.recompute import recompute
 
-
-class Mesh(Protocol):
-    """Where this rank stands on each axis."""
-
-    def size(self, axis: str) -> int: ...
-
-    def index(self, axis: str) -> int: ...
-
-    def group(self, axis: str) -> dist.ProcessGroup | None:
-        """None where the axis has size 1."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Built:
-    """A rank's share of the model, ready to train."""
+    """A rank's share of the model, ready to train.
 
-    stage: Stage
+    `counts_loss`: whether this rank's loss and tokens count in sums over the world (it has the last stage, and is the first of its
+    tensor-parallel group).
+    """
+
+    stages: tuple[Stage, ...]
     parameters: tuple[LocalParameter, ...]
-    schedule: Schedule
-    replicas: Replicas | None
-    tp_group: dist.ProcessGroup | None
+    reducer: Reducer
+    runner: Runner
+    axes: Axes
+    plan: Plan
     counts_loss: bool
-    """Whether this rank's loss and tokens count in sums over the world: last stage, first of its tensor-parallel group."""
 
-    def forward_backward(self, tokens_NT: Tensor, labels_NT: Tensor) -> Tensor:
-        """One step's passes over this rank's N = micro-batches x micro-batch sequences of T tokens.
+    def forward_backward(self, batch: StepBatch, scale: float) -> Tensor:
+        """One step's passes over this data-parallel rank's N = micro-batches x micro-batch sequences of T tokens.
 
-        Afterwards every gradient is that of the mean loss over the global batch's tokens, summed over all axes. Returns the sum of
-        the loss over this rank's tokens (float64).
+        Afterwards every gradient is that of `scale` x the loss summed over the tokens of the global batch. Returns the sum of the
+        loss over this rank's tokens (float64, not scaled).
         """
-        if self.replicas is not None:
-            self.replicas.start()
-        else:
-            for parameter in self.parameters:
-                parameter.source.grad = None
-        loss_sum = self.schedule.run(tokens_NT, labels_NT)
-        if self.replicas is not None:
-            self.replicas.finish()
-        sum_partial(self.parameters, self.tp_group)
+        self.reducer.start(batch.tokens_NT.shape[0] // self.plan.micro_batch)
+        loss_sum = self.runner.train(self._cut(batch), scale)
+        self.reducer.finish()
+        sum_partial(self.parameters, self.axes.tp)
+        sum_tied(self.parameters, self.axes.ends)
         return loss_sum
+
+    def evaluate(self, batch: StepBatch) -> Tensor:
+        """Sum of the loss over this rank's tokens (float64); nothing is changed."""
+        return self.runner.evaluate(self._cut(batch))
+
+    def valid_tokens(self, batch: StepBatch) -> Tensor:
+        """Tokens of this rank's share that have a loss: each token on one rank alone when summed where `counts_loss`."""
+        return self._cut(batch).valid_tokens()
+
+    def publish(self) -> None:
+        """After values were changed (loaded, updated): what the next forward pass uses follows."""
+        self.reducer.publish()
+
+    def _cut(self, batch: StepBatch) -> StepBatch:
+        cp = self.axes.cp
+        return batch if cp is None else batch.map(lambda x: cut(x, cp.size, cp.index, self.plan.cp_mode))
 
 
 def build(
-    model: ModelConfig, plan: Plan, mesh: Mesh, *, sequence_length: int, seed: int, device: torch.device, matmul: Matmul = functional.linear
+    model: ModelConfig,
+    plan: Plan,
+    mesh: Mesh,
+    training: TrainingConfig,
+    *,
+    seed: int,
+    device: torch.device,
+    meter: Meter | None = None,
 ) -> Built:
-    """Make this rank's stage with its first values."""
-    index, count = mesh.index("pp"), plan.pp
-    layers, first, last = plan.stages[index], index == 0, index == count - 1
-    layouts = stage_layouts(model, layers, first=first, last=last, index=mesh.index("tp"), size=plan.tp)
-    dp_group = mesh.group("dp")
-    fsdp = plan.dp_mode == "fsdp" and dp_group is not None
-    with torch.device("meta" if fsdp else device):
-        stage = Stage(model, layers, layouts, last=last, group=mesh.group("tp"), matmul=matmul)
-    if fsdp:
-        assert dp_group is not None
-        shard(stage, list(stage.layers.values()), dp_group, device, keep_unsharded=count > 1)
-        stage.to_empty(device=device)
-    stage.prepare(sequence_length, device)
-    parameters = local_parameters(stage, layouts, mesh, fsdp=fsdp)
-    for parameter in parameters:
-        parameter.initialise(model, seed)
-    replicas = None
-    if dp_group is not None and not fsdp:
-        replicas = Replicas([p.source for p in parameters], plan.microbatches, dp_group)
-    schedule = _schedule(stage, plan, mesh, sequence_length=sequence_length, device=device, fsdp=fsdp)
-    return Built(stage, parameters, schedule, replicas, mesh.group("tp"), last and mesh.index("tp") == 0)
+    """Make this rank's stages with their first values."""
+    axes = axes_of(mesh, meter or Meter(device, active=False))
+    pp_index, tp_index = mesh.index("pp"), mesh.index("tp")
+    layouts: dict[str, Layout] = {}
+    stages: list[Stage] = []
+    for number in plan.stages_of(pp_index):
+        mine = _layouts(model, plan, number, tp_index)
+        assert not set(mine) & set(layouts), f"two stages of one rank share names: {sorted(set(mine) & set(layouts))}"
+        layouts |= mine
+        stages.append(_stage(model, plan, number, mine, axes, training, device))
+    for stage in stages:
+        recompute(stage, training.recompute, training.recompute_every)
+        compile_blocks(stage, training.compile)
+    reducer, held = make_reducer(stages, layouts, plan, axes, training, device)
+    _prepare(stages, plan, axes, training.sequence_length, device)
+    parameters = _local_parameters(layouts, held, reducer)
+    _first_values(parameters, model, seed)
+    reducer.publish()
+    boundary = (training.sequence_length // (plan.cp * plan.tp), plan.micro_batch, model.hidden)
+    runner = make_runner(
+        stages,
+        plan,
+        axes.pp,
+        boundary=boundary,
+        dtype=DTYPES[training.dtype],
+        device=device,
+        before_backward=reducer.before_backward,
+    )
+    last = len(plan.stages) - 1 in plan.stages_of(pp_index)
+    return Built(tuple(stages), parameters, reducer, runner, axes, plan, last and tp_index == 0)
 
 
-def local_parameters(stage: Stage, layouts: Mapping[str, Layout], mesh: Mesh, *, fsdp: bool) -> tuple[LocalParameter, ...]:
-    """The stage's parameters with their parts, in the order of the forward pass."""
-    sources = dict(stage.named_parameters())
-    assert set(sources) == set(layouts), set(sources) ^ set(layouts)
+def _layouts(model: ModelConfig, plan: Plan, number: int, tp_index: int) -> dict[str, Layout]:
+    last = number == len(plan.stages) - 1
+    return stage_layouts(model, plan.stages[number], first=number == 0, last=last, index=tp_index, size=plan.tp)
+
+
+def _stage(
+    model: ModelConfig, plan: Plan, number: int, layouts: Mapping[str, Layout], axes: Axes, training: TrainingConfig, device: torch.device
+) -> Stage:
+    """A stage without values; FSDP2 wraps it before it has memory."""
+    sharded = plan.dp_mode in ("zero2", "fsdp") and axes.dp_cp is not None
+    with torch.device("meta" if sharded else device):
+        return Stage(
+            model,
+            plan.stages[number],
+            layouts,
+            first=number == 0,
+            last=number == len(plan.stages) - 1,
+            tp=axes.tp,
+            matmul=matmul_for(training.matmul, axes),
+            attend=attention_over(axes.cp, plan.cp_mode, length=training.sequence_length, window=model.window),
+            loss_chunk_tokens=training.loss_chunk_tokens,
+            z_loss=training.z_loss,
+            overlap=plan.pp == 1 or plan.schedule not in ZERO_BUBBLE,
+        )
+
+
+def _prepare(stages: Sequence[Stage], plan: Plan, axes: Axes, length: int, device: torch.device) -> None:
+    """The positions that this rank has of each sequence."""
+    here = positions(length, plan.cp, 0 if axes.cp is None else axes.cp.index, plan.cp_mode).to(device)
+    for stage in stages:
+        stage.prepare(here)
+
+
+def _local_parameters(layouts: Mapping[str, Layout], held: Mapping[str, Layout], reducer: Reducer) -> tuple[LocalParameter, ...]:
+    """The stages' parameters with their parts, in the order of the forward pass."""
     parameters = []
     for name, layout in layouts.items():
-        partial = "tp" in layout.copies and mesh.size("tp") > 1
-        copied = Layout(layout.shape, layout.parts, layout.copies | {"dp"})
-        held = shard_rows(layout, mesh.index("dp"), mesh.size("dp")) if fsdp else copied
-        parameters.append(LocalParameter(name, sources[name], held.parts, held.owned(mesh.index), partial))
+        share = held[name]
+        decays = len(layout.shape) > 1
+        parameters.append(LocalParameter(name, reducer.holders[name], share.parts, share.owned, decays, layout.copies, layout.tied))
     return tuple(parameters)
 
 
-def _schedule(stage: Stage, plan: Plan, mesh: Mesh, *, sequence_length: int, device: torch.device, fsdp: bool) -> Schedule:
-    scale = 1.0 / (plan.global_batch * sequence_length)
-    if plan.pp == 1:
-
-        def before_backward(number: int) -> None:
-            if fsdp:
-                synchronise(stage, number == plan.microbatches - 1)
-
-        return InTurn(stage, plan.microbatches, scale, before_backward)
-    group = mesh.group("pp")
-    assert group is not None
-    shape = (sequence_length // plan.tp, plan.micro_batch, stage.model.hidden)
-    place = Place(mesh.index("pp"), plan.pp, group, device)
-    return OneForwardOneBackward(stage, place, microbatches=plan.microbatches, scale=scale, boundary_shape=shape)
+def _first_values(parameters: Sequence[LocalParameter], model: ModelConfig, seed: int) -> None:
+    """What is in no part (padding) is zero and stays so, because its gradient is."""
+    for parameter in parameters:
+        tensor = parameter.tensor
+        with torch.no_grad():
+            tensor.zero_()
+        for part in parameter.parts:
+            fill(tensor, part, model, seed)
