@@ -6,7 +6,7 @@ compile of layers -> the reducer (FSDP2 around layers and stages, or buckets) ->
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,75 +91,94 @@ def build(
 ) -> Built:
     """Make this rank's stages with their first values."""
     axes = axes_of(mesh, meter or Meter(device, active=False))
-    pp_index, tp_index = mesh.index("pp"), mesh.index("tp")
-    layouts: dict[str, Layout] = {}
-    stages: list[Stage] = []
-    for number in plan.stages_of(pp_index):
-        mine = _layouts(model, plan, number, tp_index)
-        assert not set(mine) & set(layouts), f"two stages of one rank share names: {sorted(set(mine) & set(layouts))}"
-        layouts |= mine
-        stages.append(_stage(model, plan, number, mine, axes, training, device))
+    recipe = _Recipe(model, plan, axes, training, device)
+    numbers, tp_index = plan.stages_of(mesh.index("pp")), mesh.index("tp")
+    layouts = {number: recipe.layouts(number, tp_index) for number in numbers}
+    stages = [recipe.stage(number, layouts[number]) for number in numbers]
     for stage in stages:
         recompute(stage, training.recompute, training.recompute_every)
         compile_blocks(stage, training.compile)
-    reducer, held = make_reducer(stages, layouts, plan, axes, training, device)
-    _prepare(stages, plan, axes, training.sequence_length, device)
-    parameters = _local_parameters(layouts, held, reducer)
+    named = _by_name(layouts.values())
+    reducer, held = make_reducer(stages, named, plan, axes, training, device)
+    for stage in stages:
+        stage.prepare(recipe.positions())
+    parameters = _local_parameters(named, held, reducer)
     _first_values(parameters, model, seed)
     reducer.publish()
-    boundary = (training.sequence_length // (plan.cp * plan.tp), plan.micro_batch, model.hidden)
-    runner = make_runner(
-        stages,
-        plan,
-        axes.pp,
-        boundary=boundary,
-        dtype=DTYPES[training.dtype],
-        device=device,
-        before_backward=reducer.before_backward,
-    )
-    last = len(plan.stages) - 1 in plan.stages_of(pp_index)
-    return Built(tuple(stages), parameters, reducer, runner, axes, plan, last and tp_index == 0)
+    runner = recipe.runner(stages, reducer)
+    counts_loss = len(plan.stages) - 1 in numbers and tp_index == 0
+    return Built(tuple(stages), parameters, reducer, runner, axes, plan, counts_loss)
 
 
-def _layouts(model: ModelConfig, plan: Plan, number: int, tp_index: int) -> dict[str, Layout]:
-    last = number == len(plan.stages) - 1
-    return stage_layouts(model, plan.stages[number], first=number == 0, last=last, index=tp_index, size=plan.tp)
+@dataclass(frozen=True)
+class _Recipe:
+    """What every stage of a rank is made of."""
 
+    model: ModelConfig
+    plan: Plan
+    axes: Axes
+    training: TrainingConfig
+    device: torch.device
 
-def _stage(
-    model: ModelConfig, plan: Plan, number: int, layouts: Mapping[str, Layout], axes: Axes, training: TrainingConfig, device: torch.device
-) -> Stage:
-    """A stage without values; FSDP2 wraps it before it has memory."""
-    sharded = plan.dp_mode in ("zero2", "fsdp") and axes.dp_cp is not None
-    with torch.device("meta" if sharded else device):
-        return Stage(
-            model,
-            plan.stages[number],
-            layouts,
-            first=number == 0,
-            last=number == len(plan.stages) - 1,
-            tp=axes.tp,
-            matmul=matmul_for(training.matmul, axes),
-            attend=attention_over(axes.cp, plan.cp_mode, length=training.sequence_length, window=model.window),
-            loss_chunk_tokens=training.loss_chunk_tokens,
-            z_loss=training.z_loss,
-            overlap=plan.pp == 1 or plan.schedule not in ZERO_BUBBLE,
+    def layouts(self, number: int, tp_index: int) -> dict[str, Layout]:
+        return stage_layouts(
+            self.model, self.plan.stages[number], first=number == 0, last=self.is_last(number), index=tp_index, size=self.plan.tp
+        )
+
+    def is_last(self, number: int) -> bool:
+        return number == len(self.plan.stages) - 1
+
+    def stage(self, number: int, layouts: Mapping[str, Layout]) -> Stage:
+        """A stage without values; FSDP2 wraps it before it has memory."""
+        plan, axes, training = self.plan, self.axes, self.training
+        sharded = plan.dp_mode in ("zero2", "fsdp") and axes.dp_cp is not None
+        with torch.device("meta" if sharded else self.device):
+            return Stage(
+                self.model,
+                plan.stages[number],
+                layouts,
+                first=number == 0,
+                last=self.is_last(number),
+                tp=axes.tp,
+                matmul=matmul_for(training.matmul, axes),
+                attend=attention_over(axes.cp, plan.cp_mode, length=training.sequence_length, window=self.model.window),
+                loss_chunk_tokens=training.loss_chunk_tokens,
+                z_loss=training.z_loss,
+                overlap=plan.pp == 1 or plan.schedule not in ZERO_BUBBLE,
+            )
+
+    def positions(self) -> Tensor:
+        """The positions that this rank has of each sequence."""
+        index = 0 if self.axes.cp is None else self.axes.cp.index
+        return positions(self.training.sequence_length, self.plan.cp, index, self.plan.cp_mode).to(self.device)
+
+    def runner(self, stages: Sequence[Stage], reducer: Reducer) -> Runner:
+        length = self.training.sequence_length // (self.plan.cp * self.plan.tp)
+        return make_runner(
+            stages,
+            self.plan,
+            self.axes.pp,
+            boundary=(length, self.plan.micro_batch, self.model.hidden),
+            dtype=DTYPES[self.training.dtype],
+            device=self.device,
+            before_backward=reducer.before_backward,
         )
 
 
-def _prepare(stages: Sequence[Stage], plan: Plan, axes: Axes, length: int, device: torch.device) -> None:
-    """The positions that this rank has of each sequence."""
-    here = positions(length, plan.cp, 0 if axes.cp is None else axes.cp.index, plan.cp_mode).to(device)
-    for stage in stages:
-        stage.prepare(here)
+def _by_name(groups: Iterable[Mapping[str, Layout]]) -> dict[str, Layout]:
+    """All parameters of a rank; of two stages of one rank none shares a name."""
+    named: dict[str, Layout] = {}
+    for group in groups:
+        assert not set(group) & set(named), f"two stages of one rank share names: {sorted(set(group) & set(named))}"
+        named |= group
+    return named
 
 
 def _local_parameters(layouts: Mapping[str, Layout], held: Mapping[str, Layout], reducer: Reducer) -> tuple[LocalParameter, ...]:
     """The stages' parameters with their parts, in the order of the forward pass."""
     parameters = []
     for name, layout in layouts.items():
-        share = held[name]
-        decays = len(layout.shape) > 1
+        share, decays = held[name], len(layout.shape) > 1
         parameters.append(LocalParameter(name, reducer.holders[name], share.parts, share.owned, decays, layout.copies, layout.tied))
     return tuple(parameters)
 

@@ -15,7 +15,7 @@ from tests.train.matrix import CLIP, DECAY, GLOBAL_BATCH, LONG, LR, QUICK, SHAPE
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def expected(model: str, z_loss: float, documents: bool):
     """One process of plain torch on the whole batch: losses, norms, parameters."""
     batches = functools.partial(matrix.batches, documents=documents)
