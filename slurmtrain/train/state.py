@@ -1,9 +1,11 @@
 """What a checkpoint of the trainer holds, as parts of global tensors and a few plain values; and how it comes back.
 
-    model/<name>                        the global tensors of models.names
-    optimizer/<name>/exp_avg, exp_avg_sq    their moments, of the same shapes
-    rng/<coordinates>/cpu, cuda         torch's generators of one rank, keyed by its place in the mesh
-    state                               steps, samples consumed, optimiser updates; seed, sequence length and data they count in
+    model/<name>                    the global tensors of models.names
+    optimizer/<name>/<kind>         the optimiser's state of each, by its kinds: exp_avg, exp_avg_sq; momentum; row_var, col_var, variance
+    ema/<name>                      the moving average of the weights, where one is kept
+    rng/<coordinates>/cpu, cuda     torch's generators of one rank, keyed by its place in the mesh
+    state                           samples consumed, optimiser updates, seconds of training, loss scale; seed, sequence length and data
+                                    that the samples count in
 
 Hyper-parameters are the configuration's and are not stored: a changed learning rate takes effect on resume.
 """
@@ -20,18 +22,24 @@ from slurmtrain.boxes import Box, Part
 from slurmtrain.errors import CheckpointError, ConfigError
 from slurmtrain.parallel.parameters import LocalParameter
 from slurmtrain.store.manifest import Manifest
-from slurmtrain.train.optimizer import AdamW
+from slurmtrain.train.ema import Average
+from slurmtrain.train.matrix import state_part
+from slurmtrain.train.optimizer import Optimizer
 
 Entry = tuple[Part, Tensor]
 
 
 @dataclass
 class Progress:
-    """How far a run has come. `position`: samples consumed by the whole run, over epochs; `tokens`: all tokens trained."""
+    """How far a run has come. `position`: samples consumed by the whole run, over epochs; `tokens`: all tokens trained.
+
+    `seconds`: spent in training, of all attempts together.
+    """
 
     step: int = 0
     tokens: int = 0
     position: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -48,23 +56,42 @@ def _renamed(part: Part, name: str) -> Part:
     return replace(part, name=name)
 
 
-def tensors(parameters: Sequence[LocalParameter], optimizer: AdamW) -> Iterator[tuple[LocalParameter, Part, Tensor]]:
-    """Weights and moments of this rank with their parts, under the names of a checkpoint."""
-    for parameter, (exp_avg, exp_avg_sq) in zip(parameters, optimizer.moments, strict=True):
-        for part in parameter.parts:
+def tensors(
+    parameters: Sequence[LocalParameter], optimizer: Optimizer, average: Average | None = None
+) -> Iterator[tuple[LocalParameter, Part, Tensor]]:
+    """Weights, optimiser states and averages of this rank with their parts, under the names of a checkpoint."""
+    states = optimizer.states()
+    for index, parameter in enumerate(parameters):
+        for number, part in enumerate(parameter.parts):
             yield parameter, _renamed(part, f"model/{part.name}"), parameter.tensor
-            yield parameter, _renamed(part, f"optimizer/{part.name}/exp_avg"), exp_avg
-            yield parameter, _renamed(part, f"optimizer/{part.name}/exp_avg_sq"), exp_avg_sq
+            for kind, kept in states.items():
+                if (tensor := kept[index]) is not None:
+                    yield parameter, _renamed(state_part(kind, part, number), f"optimizer/{part.name}/{kind}"), tensor
+            if average is not None:
+                yield parameter, _renamed(part, f"ema/{part.name}"), average.values[index]
 
 
-def owned(parameters: Sequence[LocalParameter], optimizer: AdamW) -> list[Entry]:
+def owned(parameters: Sequence[LocalParameter], optimizer: Optimizer, average: Average | None = None) -> list[Entry]:
     """What this rank saves: of copies the lowest coordinate's."""
-    return [(part, tensor) for parameter, part, tensor in tensors(parameters, optimizer) if parameter.owned]
+    return [(part, tensor) for parameter, part, tensor in tensors(parameters, optimizer, average) if parameter.owned]
 
 
-def wanted(parameters: Sequence[LocalParameter], optimizer: AdamW) -> list[Entry]:
-    """What this rank loads: all that it holds."""
-    return [(part, tensor) for _, part, tensor in tensors(parameters, optimizer)]
+def wanted(parameters: Sequence[LocalParameter], optimizer: Optimizer, average: Average | None, manifest: Manifest) -> list[Entry]:
+    """What this rank loads of a checkpoint: all that it holds, but for an average where the checkpoint has none (`has_average`).
+
+    Raises ConfigError when another optimiser made it.
+    """
+    entries = [(part, tensor) for _, part, tensor in tensors(parameters, optimizer, average if has_average(manifest) else None)]
+    lacking = next((part.name for part, _ in entries if part.name.startswith("optimizer/") and part.name not in manifest.tensors), None)
+    if lacking is not None:
+        fault = f"another optimizer made the checkpoint of step {manifest.step}, which has no {lacking}"
+        raise ConfigError(f"{fault}: put it back, or start a new run", where="job", key="optimizer.name")
+    return entries
+
+
+def has_average(manifest: Manifest) -> bool:
+    """Whether a checkpoint holds an average of the weights; where not, one that is wanted starts at the weights (`Average.restart`)."""
+    return any(name.startswith("ema/") for name in manifest.tensors)
 
 
 def place_name(coordinates: Mapping[str, int]) -> str:
@@ -91,19 +118,20 @@ def stored_here(entries: Sequence[Entry], manifest: Manifest) -> bool:
     return all(part.name in manifest.tensors and manifest.tensors[part.name].shape == part.global_shape for part, _ in entries)
 
 
-def to_state(progress: Progress, source: Source, updates: int) -> dict[str, Any]:
-    """The plain values of a checkpoint; step and tokens are in the manifest's own fields."""
-    return {"v": 1, "position": progress.position, "optimizer_updates": updates, **vars(source)}
+def to_state(progress: Progress, source: Source, updates: int, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The plain values of a checkpoint; step and tokens are in the manifest's own fields. `more`: loss scale and the like."""
+    here = {"v": 1, "position": progress.position, "seconds": progress.seconds, "optimizer_updates": updates}
+    return {**here, **vars(source), **(more or {})}
 
 
 def from_manifest(manifest: Manifest, source: Source) -> tuple[Progress, int]:
-    """(progress, optimiser updates) of a checkpoint.
+    """(progress, optimiser updates) of a checkpoint; `seconds` is 0 where the first release wrote it.
 
     Raises ConfigError when it was trained on other samples (seed, sequence length, data), CheckpointError for what is not there.
     """
     state = manifest.state
     try:
-        progress = Progress(manifest.step, manifest.tokens, int(state["position"]))
+        progress = Progress(manifest.step, manifest.tokens, int(state["position"]), float(state.get("seconds", 0.0)))
         updates = int(state["optimizer_updates"])
         before = Source(int(state["seed"]), int(state["sequence_length"]), str(state["data"]))
     except (KeyError, TypeError, ValueError) as error:

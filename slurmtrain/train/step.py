@@ -1,44 +1,84 @@
-"""One training step: forward and backward, one reduction over the world, clipping, update.
+"""One training step: forward and backward, one reduction over the world, one factor for all gradients, update.
 
-The reduction is a float64 vector, summed in the same order every time. It carries the squared gradient norm, the loss, the tokens,
-whether something is not finite, and why ranks were asked to stop; so all ranks decide alike, and reading its result is the only
-time in a step that the host waits for the device.
+The reduction is a float64 vector, summed in the same order every time. It carries this rank's share of the gradient norm, the loss,
+the valid tokens, whether something is not finite, why ranks were asked to stop, and what else wants to be summed (`passengers`); so
+all ranks decide alike, and reading its result is the only time in a step that the host waits for the device.
+
+The backward pass runs on loss_sum * loss_scale / (places for tokens in the global batch), which every rank knows beforehand. How many
+of these have a label, and the norm that clipping needs, come out of the reduction: the one factor puts all three right.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slurmtrain.errors import NonFiniteError
-from slurmtrain.parallel.apply import Built
-from slurmtrain.parallel.parameters import scale_gradients, squared_norm
+from slurmtrain.errors import DataError, NonFiniteError
+from slurmtrain.parallel.batch import StepBatch
+from slurmtrain.parallel.parameters import LocalParameter, norm_share, scale_gradients
 from slurmtrain.telemetry.exitfile import StopReason
-from slurmtrain.train.optimizer import AdamW
-from slurmtrain.train.stopping import StopFlag, agreed
+from slurmtrain.train.ema import Average
+from slurmtrain.train.optimizer import Optimizer
+from slurmtrain.train.scaler import LossScaler
+from slurmtrain.train.stopping import REASONS, StopFlag, agreed
 
 _CLIP_EPS = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
 
 
+class Trained(Protocol):
+    """What a step needs of `parallel.apply.Built`. `counts_loss`: this rank's loss and tokens count in sums over the world."""
+
+    @property
+    def parameters(self) -> Sequence[LocalParameter]: ...
+
+    @property
+    def counts_loss(self) -> bool: ...
+
+    def forward_backward(self, batch: StepBatch, scale: float) -> Tensor:
+        """Gradients of loss_sum * scale, summed over all axes; the loss sum of this rank's tokens, float64, unscaled."""
+
+    def publish(self) -> None:
+        """Let the modules follow the parameters' values."""
+
+
 @dataclass(frozen=True)
 class StepResult:
-    """What all ranks know after a step. `loss`: mean over the tokens of the global batch; `grad_norm`: before clipping.
+    """What all ranks know after a step. `loss`: mean over the valid tokens of the global batch; `grad_norm`: before clipping.
 
-    `stop`: leave at the end of this step; `disowned`: the run has another owner.
+    `tokens`: valid ones, counted once; `scale`: of the loss in this step; `skipped`: it overflowed, nothing was updated. `stop`: leave
+    at the end of this step; `disowned`: the run has another owner. `passengers`: their sums over the world.
     """
 
     loss: float
     grad_norm: float
     lr: float
     tokens: int
+    scale: float
+    skipped: bool
     stop: StopReason | None
     disowned: bool
+    passengers: list[float]
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Of the reduction over the world. `broken`: ranks that see what is not finite; `norm`: of the gradients as they are."""
+
+    norm: float
+    loss: float
+    tokens: int
+    broken: int
+    stop: list[float]
+    disowned: bool
+    passengers: list[float]
 
 
 def clip_factor(norm: float, limit: float) -> float:
@@ -51,46 +91,90 @@ def clip_factor(norm: float, limit: float) -> float:
 
 
 class Step:
-    """Trains on one batch. `lr_at`: the learning rate of a step, counted from 1."""
+    """Trains on one batch.
+
+    `lr_at`: the learning rate of an update, counted from 1. `shares`: ranks with tokens of their own (data x context-parallel).
+    `norm_power`: of the norm that `clip_norm` bounds, may be inf. `scaler`: fp16's. `phase`: times what runs inside it, by name:
+    forward_backward, reduction (the wait for the world), optimizer.
+    """
 
     def __init__(
         self,
-        built: Built,
-        optimizer: AdamW,
+        built: Trained,
+        optimizer: Optimizer,
         *,
         lr_at: Callable[[int], float],
         clip_norm: float,
         flag: StopFlag,
         world: dist.ProcessGroup | None,
+        shares: int,
+        norm_power: float = 2.0,
+        scaler: LossScaler | None = None,
+        average: Average | None = None,
+        phase: Callable[[str], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self._built, self._optimizer, self._lr_at = built, optimizer, lr_at
-        self._clip_norm, self._flag, self._world = clip_norm, flag, world
+        self._built, self._optimizer, self._lr_at, self._average = built, optimizer, lr_at, average
+        self._clip_norm, self._power, self._shares = clip_norm, norm_power, shares
+        self._flag, self._world, self._scaler, self._phase = flag, world, scaler, phase
 
-    def __call__(self, number: int, tokens_NT: Tensor, labels_NT: Tensor) -> StepResult:
+    def __call__(self, number: int, batch: StepBatch, passengers: Sequence[float] = ()) -> StepResult:
         """Step `number` on this rank's share of the global batch.
 
-        Raises NonFiniteError on all ranks, before anything is updated.
+        Raises on all ranks alike, before anything is updated: NonFiniteError (in fp16 only at the smallest loss scale), DataError where
+        no token of the global batch has a label.
         """
-        loss_sum = self._built.forward_backward(tokens_NT, labels_NT)
-        square, loss, count, broken, *stop, disowned = self._reduced(loss_sum, labels_NT.numel())
-        norm, mean = math.sqrt(square) if square >= 0 else math.nan, loss / count
-        if broken or not math.isfinite(norm) or not math.isfinite(mean):
-            raise NonFiniteError(f"step {number}: loss {mean:g}, gradient norm {norm:g} ({broken:.0f} ranks see what is not finite)")
-        factor = clip_factor(norm, self._clip_norm)
-        if factor < 1.0:
-            scale_gradients(self._built.parameters, factor)
-        lr = self._lr_at(number)
-        self._optimizer.step(lr)
-        return StepResult(mean, norm, lr, int(count), agreed(stop), disowned > 0)
+        scale = self._scaler.scale if self._scaler else 1.0
+        places = batch.tokens_NT.numel() * self._shares
+        with self._phase("forward_backward"):
+            loss_sum = self._built.forward_backward(batch, scale / places)
+        with self._phase("reduction"):
+            sums = self._reduced(loss_sum, batch, passengers)
+        if sums.tokens == 0:
+            raise DataError(f"step {number}: no token of the global batch has a label, so there is no loss: look at the data's loss marks")
+        mean, unscaled = sums.loss / sums.tokens, places / sums.tokens / scale
+        norm, lr = sums.norm * unscaled, self._lr_at(self._optimizer.updates + 1)
+        broken = sums.broken > 0 or not math.isfinite(norm) or not math.isfinite(mean)
+        if broken:
+            self._skip(f"step {number}: loss {mean:g}, gradient norm {norm:g} ({sums.broken} ranks see what is not finite)")
+        else:
+            with self._phase("optimizer"):
+                self._update(unscaled * clip_factor(norm, self._clip_norm), lr)
+        return StepResult(mean, norm, lr, sums.tokens, scale, broken, agreed(sums.stop), sums.disowned, sums.passengers)
 
-    def _reduced(self, loss_sum: Tensor, tokens: int) -> list[float]:
-        square = squared_norm(self._built.parameters)
-        counted = self._built.counts_loss
-        numbers = torch.stack([square, loss_sum if counted else torch.zeros_like(loss_sum)])
-        broken = numbers.isfinite().all().logical_not().to(numbers.dtype)
-        known = torch.tensor([tokens * counted, *self._flag.one_hot()], dtype=numbers.dtype).to(numbers.device, non_blocking=True)
-        vector = torch.cat([numbers, known[:1], broken[None], known[1:]])
+    def _skip(self, fault: str) -> None:
+        """Leave everything as it is but the loss scale. Raises NonFiniteError where there is none to lower."""
+        if self._scaler is None:
+            raise NonFiniteError(fault)
+        if not self._scaler.overflowed():
+            raise NonFiniteError(f"{fault}, and the loss scale is at its minimum, {self._scaler.scale:g}")
+
+    def _update(self, factor: float, lr: float) -> None:
+        if factor != 1.0:
+            scale_gradients(self._built.parameters, factor)
+        self._optimizer.step(lr)
+        self._built.publish()
+        if self._average is not None:
+            self._average.update()
+        if self._scaler is not None:
+            self._scaler.passed()
+
+    def _reduced(self, loss_sum: Tensor, batch: StepBatch, passengers: Sequence[float]) -> _Sums:
+        share = norm_share(self._built.parameters, self._power)
+        here = torch.stack([loss_sum, batch.valid_tokens().to(loss_sum.dtype)]) * self._built.counts_loss
+        broken = torch.stack([share, loss_sum]).isfinite().all().logical_not().to(share.dtype)
+        known = torch.tensor([*self._flag.one_hot(), *passengers], dtype=share.dtype).to(share.device, non_blocking=True)
+        vector = torch.cat([share[None], here, broken[None], known])
         if self._world is not None:
+            if math.isinf(self._power):
+                dist.all_reduce(share, op=dist.ReduceOp.MAX, group=self._world)
             dist.all_reduce(vector, group=self._world)
-        values: list[float] = vector.tolist()
-        return values
+        summed, loss, tokens, bad, *rest = torch.cat([vector, share[None]]).tolist()
+        largest, stop, riders = rest.pop(), rest[: len(REASONS)], rest[len(REASONS) + 1 :]
+        return _Sums(_norm(summed, largest, self._power), loss, int(tokens), int(bad), stop, rest[len(REASONS)] > 0, riders)
+
+
+def _norm(summed: float, largest: float, power: float) -> float:
+    """The norm from the sum of |g|^power over the world, or from the largest |g|."""
+    if math.isinf(power):
+        return largest
+    return math.pow(summed, 1.0 / power) if summed >= 0 else math.nan
