@@ -70,11 +70,23 @@ class Meter:
 
 
 @dataclass(frozen=True)
+class _Works:
+    """Several transfers that are waited for together. `sent`: lives until then."""
+
+    works: list[dist.Work]
+    sent: Tensor
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+@dataclass(frozen=True)
 class Pending:
     """A collective under way: `wait` gives its result."""
 
     out: Tensor
-    work: dist.Work | None
+    work: dist.Work | _Works | None
     name: str
     meter: Meter
 
@@ -127,5 +139,13 @@ class Axis:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         return self._pending(out, dist.all_to_all_single(out, x.contiguous(), group=self.group, async_op=_later())).wait()
 
-    def _pending(self, out: Tensor, work: dist.Work | None) -> Pending:
+    def start_shift(self, x: Tensor) -> Pending:
+        """Each rank's x to the next rank, of the last to the first; gives that of the rank before. x stays as it is until then."""
+        sent, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+        after, before = (self.index + 1) % self.size, (self.index - 1) % self.size
+        send = dist.P2POp(dist.isend, sent, group=self.group, group_peer=after)
+        receive = dist.P2POp(dist.irecv, out, group=self.group, group_peer=before)
+        return self._pending(out, _Works(dist.batch_isend_irecv([send, receive]), sent))
+
+    def _pending(self, out: Tensor, work: dist.Work | _Works | None) -> Pending:
         return Pending(out, work, self.name, self.meter)
