@@ -45,6 +45,9 @@ class Trained(Protocol):
     def forward_backward(self, batch: StepBatch, scale: float) -> Tensor:
         """Gradients of loss_sum * scale, summed over all axes; the loss sum of this rank's tokens, float64, unscaled."""
 
+    def valid_tokens(self, batch: StepBatch) -> Tensor:
+        """How many of this rank's tokens have a loss; int64, on the device."""
+
     def publish(self) -> None:
         """Let the modules follow the parameters' values."""
 
@@ -54,7 +57,8 @@ class StepResult:
     """What all ranks know after a step. `loss`: mean over the valid tokens of the global batch; `grad_norm`: before clipping.
 
     `tokens`: valid ones, counted once; `scale`: of the loss in this step; `skipped`: it overflowed, nothing was updated. `stop`: leave
-    at the end of this step; `disowned`: the run has another owner. `passengers`: their sums over the world.
+    at the end of this step; `disowned`: the run has another owner. `passengers`: their sums over the world. `own_loss`: this rank's
+    mean alone, None where it counts no token.
     """
 
     loss: float
@@ -66,11 +70,15 @@ class StepResult:
     stop: StopReason | None
     disowned: bool
     passengers: list[float]
+    own_loss: float | None
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """Of the reduction over the world. `broken`: ranks that see what is not finite; `norm`: of the gradients as they are."""
+    """Of the reduction over the world. `broken`: ranks that see what is not finite; `norm`: of the gradients as they are.
+
+    `own_loss`: before it.
+    """
 
     norm: float
     loss: float
@@ -79,6 +87,7 @@ class _Sums:
     stop: list[float]
     disowned: bool
     passengers: list[float]
+    own_loss: float | None
 
 
 def clip_factor(norm: float, limit: float) -> float:
@@ -93,9 +102,9 @@ def clip_factor(norm: float, limit: float) -> float:
 class Step:
     """Trains on one batch.
 
-    `lr_at`: the learning rate of an update, counted from 1. `shares`: ranks with tokens of their own (data x context-parallel).
-    `norm_power`: of the norm that `clip_norm` bounds, may be inf. `scaler`: fp16's. `phase`: times what runs inside it, by name:
-    forward_backward, reduction (the wait for the world), optimizer.
+    `lr_at`: the learning rate of an update, counted from 1. `data_size`: ranks that have different samples (dp): of so many batches a
+    global batch is made. `norm_power`: of the norm that `clip_norm` bounds, may be inf. `scaler`: fp16's. `phase`: times what runs
+    inside it, by name: forward_backward, optimizer, publish.
     """
 
     def __init__(
@@ -107,14 +116,14 @@ class Step:
         clip_norm: float,
         flag: StopFlag,
         world: dist.ProcessGroup | None,
-        shares: int,
+        data_size: int,
         norm_power: float = 2.0,
         scaler: LossScaler | None = None,
         average: Average | None = None,
         phase: Callable[[str], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self._built, self._optimizer, self._lr_at, self._average = built, optimizer, lr_at, average
-        self._clip_norm, self._power, self._shares = clip_norm, norm_power, shares
+        self._clip_norm, self._power, self._data_size = clip_norm, norm_power, data_size
         self._flag, self._world, self._scaler, self._phase = flag, world, scaler, phase
 
     def __call__(self, number: int, batch: StepBatch, passengers: Sequence[float] = ()) -> StepResult:
@@ -124,11 +133,10 @@ class Step:
         no token of the global batch has a label.
         """
         scale = self._scaler.scale if self._scaler else 1.0
-        places = batch.tokens_NT.numel() * self._shares
+        places = batch.tokens_NT.numel() * self._data_size
         with self._phase("forward_backward"):
             loss_sum = self._built.forward_backward(batch, scale / places)
-        with self._phase("reduction"):
-            sums = self._reduced(loss_sum, batch, passengers)
+        sums = self._reduced(loss_sum, batch, passengers)
         if sums.tokens == 0:
             raise DataError(f"step {number}: no token of the global batch has a label, so there is no loss: look at the data's loss marks")
         mean, unscaled = sums.loss / sums.tokens, places / sums.tokens / scale
@@ -137,9 +145,9 @@ class Step:
         if broken:
             self._skip(f"step {number}: loss {mean:g}, gradient norm {norm:g} ({sums.broken} ranks see what is not finite)")
         else:
-            with self._phase("optimizer"):
-                self._update(unscaled * clip_factor(norm, self._clip_norm), lr)
-        return StepResult(mean, norm, lr, sums.tokens, scale, broken, agreed(sums.stop), sums.disowned, sums.passengers)
+            self._update(unscaled * clip_factor(norm, self._clip_norm), lr)
+        stop = agreed(sums.stop)
+        return StepResult(mean, norm, lr, sums.tokens, scale, broken, stop, sums.disowned, sums.passengers, sums.own_loss)
 
     def _skip(self, fault: str) -> None:
         """Leave everything as it is but the loss scale. Raises NonFiniteError where there is none to lower."""
@@ -149,18 +157,20 @@ class Step:
             raise NonFiniteError(f"{fault}, and the loss scale is at its minimum, {self._scaler.scale:g}")
 
     def _update(self, factor: float, lr: float) -> None:
-        if factor != 1.0:
-            scale_gradients(self._built.parameters, factor)
-        self._optimizer.step(lr)
-        self._built.publish()
-        if self._average is not None:
-            self._average.update()
+        with self._phase("optimizer"):
+            if factor != 1.0:
+                scale_gradients(self._built.parameters, factor)
+            self._optimizer.step(lr)
+            if self._average is not None:
+                self._average.update()
+        with self._phase("publish"):
+            self._built.publish()
         if self._scaler is not None:
             self._scaler.passed()
 
     def _reduced(self, loss_sum: Tensor, batch: StepBatch, passengers: Sequence[float]) -> _Sums:
         share = norm_share(self._built.parameters, self._power)
-        here = torch.stack([loss_sum, batch.valid_tokens().to(loss_sum.dtype)]) * self._built.counts_loss
+        here = torch.stack([loss_sum, self._built.valid_tokens(batch).to(loss_sum.dtype)]) * self._built.counts_loss
         broken = torch.stack([share, loss_sum]).isfinite().all().logical_not().to(share.dtype)
         known = torch.tensor([*self._flag.one_hot(), *passengers], dtype=share.dtype).to(share.device, non_blocking=True)
         vector = torch.cat([share[None], here, broken[None], known])
@@ -168,13 +178,13 @@ class Step:
             if math.isinf(self._power):
                 dist.all_reduce(share, op=dist.ReduceOp.MAX, group=self._world)
             dist.all_reduce(vector, group=self._world)
-        summed, loss, tokens, bad, *rest = torch.cat([vector, share[None]]).tolist()
-        largest, stop, riders = rest.pop(), rest[: len(REASONS)], rest[len(REASONS) + 1 :]
-        return _Sums(_norm(summed, largest, self._power), loss, int(tokens), int(bad), stop, rest[len(REASONS)] > 0, riders)
+        own_loss, own_tokens, largest, summed, loss, tokens, bad, *flags = torch.cat([here, share[None], vector]).tolist()
+        *stop, disowned = flags[: len(REASONS) + 1]
+        norm = largest if math.isinf(self._power) else _root(summed, self._power)
+        riders, own = flags[len(REASONS) + 1 :], own_loss / own_tokens if own_tokens else None
+        return _Sums(norm, loss, int(tokens), int(bad), stop, disowned > 0, riders, own)
 
 
-def _norm(summed: float, largest: float, power: float) -> float:
-    """The norm from the sum of |g|^power over the world, or from the largest |g|."""
-    if math.isinf(power):
-        return largest
+def _root(summed: float, power: float) -> float:
+    """The norm from the sum of |g|^power."""
     return math.pow(summed, 1.0 / power) if summed >= 0 else math.nan

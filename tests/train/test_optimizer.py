@@ -1,82 +1,155 @@
-"""The schedule against closed forms, the optimiser against torch's own class."""
+"""Optimisers against torch's own classes on the same tensors, also when state moves to a new one; who decays; fused parameters."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import pytest
 import torch
 
+from slurmtrain.boxes import Box, Part
 from slurmtrain.config.training import OptimizerConfig
 from slurmtrain.parallel.parameters import LocalParameter
-from slurmtrain.train.optimizer import AdamW, lr_at
+from slurmtrain.train.optimizer import make_optimizer
 
-SCHEDULE = OptimizerConfig(lr=1.0, min_lr=0.1, warmup_steps=4)
-
-
-@pytest.mark.parametrize(
-    ("step", "lr"),
-    [
-        (1, 0.25),
-        (4, 1.0),  # the peak
-        (6, 0.1 + 0.9 * 0.853553390593),  # a quarter of the cosine: (1 + cos(pi/4)) / 2
-        (8, 0.55),  # half
-        (12, 0.1),
-        (40, 0.1),  # training longer than the decay
-    ],
-)
-def test_warm_up_then_cosine(step, lr):
-    assert lr_at(step, SCHEDULE, steps=12) == pytest.approx(lr, rel=1e-12)
-
-
-def test_decay_may_end_before_training():
-    early = SCHEDULE.model_copy(update={"total_steps": 8})
-    assert [lr_at(step, early, steps=100) for step in (6, 8, 50)] == pytest.approx([0.55, 0.1, 0.1])
+SHAPES = {
+    "embedding.weight": (7, 4),
+    "layers.0.attention.q.weight": (6, 4),
+    "layers.0.attention.k.weight": (3, 4),
+    "layers.0.attention.q.bias": (6,),
+    "layers.0.attention.k.bias": (3,),
+    "layers.0.ffn.down.weight": (4, 9),
+    "norm.weight": (4,),
+    "head.weight": (7, 4),
+}
+LAYER_MATRICES = ("layers.0.attention.q.weight", "layers.0.attention.k.weight", "layers.0.ffn.down.weight")
+FUSED = {
+    "layers.0.attention.qkv.weight": ("layers.0.attention.q.weight", "layers.0.attention.k.weight"),
+    "layers.0.attention.qkv.bias": ("layers.0.attention.q.bias", "layers.0.attention.k.bias"),
+}
 
 
-def test_no_warm_up_starts_below_the_peak_and_only_warm_up_ends_at_it():
-    assert lr_at(1, SCHEDULE.model_copy(update={"warmup_steps": 0}), steps=2) == pytest.approx(0.55)
-    only = SCHEDULE.model_copy(update={"warmup_steps": 12})
-    assert lr_at(12, only, steps=12) == 1.0
+@dataclass
+class Held:
+    value: torch.Tensor
+    grad: torch.Tensor
 
 
-def parameters(seed: int) -> list[torch.nn.Parameter]:
+def whole(name, top=0):
+    shape = SHAPES[name]
+    return Part(name, shape, Box((0,) * len(shape), shape), ((top, top + shape[0]), *((0, n) for n in shape[1:])))
+
+
+def local(values) -> list[LocalParameter]:
+    """The tensors as a rank has them: q and k one above the other, the rest alone."""
+    groups = {**FUSED, **{name: (name,) for name in SHAPES if not any(name in names for names in FUSED.values())}}
+    parameters = []
+    for local_name, names in groups.items():
+        value = torch.cat([values[name] for name in names])
+        tops = [0, *(SHAPES[name][0] for name in names)]
+        parts = tuple(whole(name, top) for name, top in zip(names, tops, strict=False))
+        held = Held(value, torch.zeros_like(value))
+        parameters.append(LocalParameter(local_name, held, parts, owned=True, decays=value.ndim > 1))
+    return parameters
+
+
+def each_part(parameters):
+    for parameter in parameters:
+        for part in parameter.parts:
+            yield part.name, parameter, tuple(slice(a, b) for a, b in part.region)
+
+
+def values_of(seed):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((6, 4), (4,), (3, 5), (5,))]
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def local(sources) -> list[LocalParameter]:
-    return [LocalParameter(str(i), p, (), owned=True, partial=False) for i, p in enumerate(sources)]
+def reference(config, decayed):
+    """torch's own classes over the global tensors, each of the reference's optimisers with the names that it has."""
+    theirs = {name: torch.nn.Parameter(value) for name, value in values_of(1).items()}
+
+    def groups(names):
+        return [{"params": [theirs[name]], "weight_decay": config.weight_decay if name in decayed else 0.0} for name in names]
+
+    adamw = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+    rest = [name for name in SHAPES if name not in LAYER_MATRICES]
+    made = {
+        "adamw": lambda: [torch.optim.AdamW(groups(SHAPES), **adamw)],
+        "sgd": lambda: [torch.optim.SGD(groups(SHAPES), lr=config.lr, momentum=config.momentum)],
+        "adafactor": lambda: [torch.optim.Adafactor(groups(SHAPES), lr=config.lr)],
+        "muon": lambda: [
+            torch.optim.Muon(groups(LAYER_MATRICES), lr=config.lr, momentum=config.momentum or 0.95, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(groups(rest), **adamw),
+        ],
+    }
+    return theirs, made[config.name]()
 
 
-def give_gradients(sources, step):
-    generator = torch.Generator().manual_seed(100 + step)
-    for source in sources:
-        source.grad = torch.randn(source.shape, generator=generator)
+def moved(config, old, parameters):
+    """A new optimiser that was given the old one's state, as a checkpoint does."""
+    fresh = make_optimizer(parameters, config)
+    for kind, tensors in fresh.states().items():
+        for into, source in zip(tensors, old.states()[kind], strict=True):
+            assert (into is None) == (source is None)
+            if into is not None:
+                into.copy_(source)
+    fresh.updates = old.updates
+    return fresh
+
+
+MATRICES = tuple(name for name, shape in SHAPES.items() if len(shape) == 2)
 
 
 @pytest.mark.parametrize("break_at", [None, 4])
-def test_equals_torch_also_when_state_moves_to_a_new_one(break_at):
-    config = OptimizerConfig(lr=0.1, weight_decay=0.3, betas=(0.8, 0.9), eps=1e-6)
-    ours, theirs = parameters(1), parameters(1)
-    groups = [
-        {"params": [p for p in theirs if p.ndim > 1], "weight_decay": 0.3},
-        {"params": [p for p in theirs if p.ndim == 1], "weight_decay": 0.0},
-    ]
-    reference = torch.optim.AdamW(groups, lr=0.1, betas=(0.8, 0.9), eps=1e-6)
-    optimizer = AdamW(local(ours), config)
-    for step in range(10):
+@pytest.mark.parametrize(
+    ("more", "decayed"),
+    [
+        ({}, MATRICES),
+        ({"no_decay": ("embedding.*", "layers.*.attention.k.*")}, tuple(n for n in MATRICES if "embedding" not in n and ".k." not in n)),
+        ({"name": "sgd"}, MATRICES),
+        ({"name": "sgd", "momentum": 0.9, "no_decay": ("*.q.weight",)}, tuple(n for n in MATRICES if ".q." not in n)),
+        ({"name": "adafactor"}, MATRICES),
+        ({"name": "muon"}, MATRICES),
+        ({"name": "muon", "momentum": 0.8, "no_decay": ("*.k.weight",)}, tuple(n for n in MATRICES if ".k." not in n)),
+    ],
+    ids=["adamw", "adamw no_decay", "sgd", "sgd momentum", "adafactor", "muon", "muon no_decay"],
+)
+def test_equals_torchs_class_on_the_global_tensors(more, decayed, break_at):
+    config = OptimizerConfig(lr=0.1, weight_decay=0.3, betas=(0.8, 0.9), eps=1e-6, **more)
+    parameters = local(values_of(1))
+    theirs, references = reference(config, decayed)
+    optimizer = make_optimizer(parameters, config)
+    for step in range(8):
         if step == break_at:
-            fresh = AdamW(local(ours), config)
-            for (m, v), (old_m, old_v) in zip(fresh.moments, optimizer.moments, strict=True):
-                m.copy_(old_m)
-                v.copy_(old_v)
-            fresh.updates, optimizer = optimizer.updates, fresh
-        give_gradients(ours, step)
-        give_gradients(theirs, step)
-        lr = 0.1 / (step + 1)
-        for group in reference.param_groups:
-            group["lr"] = lr
-        optimizer.step(lr)
-        reference.step()
-    assert optimizer.updates == 10
-    for a, b in zip(ours, theirs, strict=True):
-        assert torch.equal(a, b)
+            optimizer = moved(config, optimizer, parameters)
+        gradients = values_of(100 + step)
+        for name, parameter, region in each_part(parameters):
+            parameter.grad[region] = gradients[name]
+            theirs[name].grad = gradients[name].clone()
+        for one in references:
+            for group in one.param_groups:
+                group["lr"] = 0.1 / (step + 1)
+            one.step()
+        optimizer.step(0.1 / (step + 1))
+    assert optimizer.updates == 8
+    for name, parameter, region in each_part(parameters):
+        torch.testing.assert_close(parameter.tensor[region], theirs[name].detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_shard_without_rows_is_updated_as_well_as_its_neighbours():
+    empty = LocalParameter("a", Held(torch.zeros(0, 4), torch.zeros(0, 4)), (), owned=True, decays=True)
+    for name in ("adamw", "sgd"):
+        full = LocalParameter("b", Held(torch.ones(2, 4), torch.ones(2, 4)), (), owned=True, decays=False)
+        make_optimizer([empty, full], OptimizerConfig(name=name)).step(0.5)
+        assert torch.allclose(full.tensor, torch.full((2, 4), 0.5)), name  # AdamW's first update is the sign, too
+
+
+@pytest.mark.parametrize(("name", "kinds"), [("adamw", 2), ("sgd", 0), ("adafactor", 3), ("muon", 3)])
+def test_state_is_there_from_the_start_and_adafactors_is_small(name, kinds):
+    parameters = local(values_of(1))
+    states = make_optimizer(parameters, OptimizerConfig(name=name)).states()
+    assert len(states) == kinds
+    assert all(len(tensors) == len(parameters) for tensors in states.values())
+    if name == "adafactor":
+        numbers = sum(t.numel() for tensors in states.values() for t in tensors if t is not None)
+        assert numbers == sum(sum(shape) if len(shape) == 2 else shape[0] for shape in SHAPES.values())
