@@ -1,8 +1,9 @@
 """Which boxes of which global tensors a rank's local parameters hold: a pure function of model, stage and coordinates.
 
-Column-parallel weights hold rows, several global tensors fused one above the other (q, k, v; gate, up); row-parallel weights hold
-columns; embedding and head hold rows of the vocabulary, the last rank padded with rows that belong to no part; norms are whole
-on every rank. FSDP's dim-0 chunk of a local parameter composes with all of these (`shard_rows`).
+Column-parallel weights hold rows, several global tensors fused one above the other (q, k, v; gate, up), and their biases alike;
+row-parallel weights hold columns; embedding and head hold rows of the vocabulary, the last rank padded with rows that belong to no
+part; all else (norms, biases that are added after the sum, learned positions) is whole on every rank. Where tensor-parallel ranks
+outnumber kv heads, neighbours hold the same one. FSDP's dim-0 chunk of a local parameter composes with all of these (`shard_rows`).
 
 >>> qkv = column([("q", (8, 4)), ("k", (4, 4))], index=1, size=2)
 >>> qkv.shape, [(p.name, p.box.offset, p.region) for p in qkv.parts]
@@ -13,12 +14,12 @@ on every rank. FSDP's dim-0 chunk of a local parameter composes with all of thes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from slurmtrain.boxes import Box, Part
+from slurmtrain.boxes import Box, Part, whole
 from slurmtrain.config.model import ModelConfig
-from slurmtrain.models.names import EMBEDDING, HEAD, NORM, layer_name, layer_shapes
+from slurmtrain.models.names import EMBEDDING, HEAD, NORM, NORM_BIAS, POSITIONS, layer_name, layer_shapes
 
 Shape = tuple[int, ...]
 
@@ -62,13 +63,14 @@ def _even(total: int, size: int, name: str) -> int:
 
 
 def column(tensors: Sequence[tuple[str, Shape]], index: int, size: int) -> Layout:
-    """Rows index/size of each tensor, one above the other."""
-    parts, top, width = [], 0, tensors[0][1][1]
+    """Rows index/size of each tensor (matrices or biases), one above the other."""
+    parts, top, rest = [], 0, tensors[0][1][1:]
     for name, shape in tensors:
         rows = _even(shape[0], size, name)
-        parts.append(Part(name, shape, Box((index * rows, 0), (rows, width)), ((top, top + rows), (0, width))))
+        box = Box((index * rows, *(0 for _ in rest)), (rows, *rest))
+        parts.append(Part(name, shape, box, ((top, top + rows), *((0, s) for s in rest))))
         top += rows
-    return Layout((top, width), tuple(parts))
+    return Layout((top, *rest), tuple(parts))
 
 
 def row(name: str, shape: Shape, index: int, size: int) -> Layout:
@@ -87,42 +89,67 @@ def vocabulary(name: str, shape: Shape, index: int, size: int) -> Layout:
     return Layout((height, width), (part,) if real else ())
 
 
-def copied(name: str, shape: Shape, axis: str) -> Layout:
-    """The whole tensor on every rank of an axis."""
-    box = Box((0,) * len(shape), shape)
-    return Layout(shape, (Part(name, shape, box, tuple((0, s) for s in shape)),), frozenset({axis}))
+def copied(name: str, shape: Shape, index: int, size: int) -> Layout:
+    """The whole tensor on every tensor-parallel rank."""
+    part = Part(name, shape, whole(shape), tuple((0, s) for s in shape))
+    return Layout(shape, (part,), Copies(1, 0, index == 0) if size > 1 else None)
+
+
+def _fused(shapes: Mapping[str, Shape], model: ModelConfig, size: int) -> dict[str, tuple[str, ...]]:
+    """Column linears of a layer by their local names: the global linears that lie in each, one above the other."""
+    gate_up = {"ffn.gate_up": ("ffn.gate", "ffn.up")} if "ffn.gate.weight" in shapes else {"ffn.up": ("ffn.up",)}
+    if size > model.kv_heads:
+        return {"attention.q": ("attention.q",), "attention.kv": ("attention.k", "attention.v"), **gate_up}
+    return {"attention.qkv": ("attention.q", "attention.k", "attention.v"), **gate_up}
+
+
+def _shared_kv(tensors: Sequence[tuple[str, Shape]], model: ModelConfig, index: int, size: int) -> Layout:
+    """One kv head, the same on size / kv_heads neighbours: that of this rank's query heads."""
+    sharers = _even(size, model.kv_heads, "tensor-parallel ranks by kv heads")
+    slot = index // sharers
+    return replace(column(tensors, slot, model.kv_heads), copies=Copies(model.kv_heads, slot, index % sharers == 0))
 
 
 def layer_layouts(model: ModelConfig, layer: int, index: int, size: int) -> dict[str, Layout]:
     """Local parameters of one layer at tensor-parallel coordinate `index` of `size`, by their names in the stage."""
-    shapes = {layer_name(layer, name): shape for name, shape in layer_shapes(model).items()}
-
-    def fused(*names: str) -> Layout:
-        full = [layer_name(layer, name) for name in names]
-        return column([(name, shapes[name]) for name in full], index, size)
-
-    local = {
-        "attention_norm.weight": copied(layer_name(layer, "attention_norm.weight"), (model.hidden,), "tp"),
-        "attention.qkv.weight": fused("attention.q.weight", "attention.k.weight", "attention.v.weight"),
-        "attention.o.weight": row(name := layer_name(layer, "attention.o.weight"), shapes[name], index, size),
-        "ffn_norm.weight": copied(layer_name(layer, "ffn_norm.weight"), (model.hidden,), "tp"),
-        "ffn.gate_up.weight": fused("ffn.gate.weight", "ffn.up.weight"),
-        "ffn.down.weight": row(name := layer_name(layer, "ffn.down.weight"), shapes[name], index, size),
-    }
-    return {layer_name(layer, name): layout for name, layout in local.items()}
+    shapes, local = layer_shapes(model), {}
+    rest = set(shapes)
+    for fused, names in _fused(shapes, model, size).items():
+        for kind in ("weight", "bias"):
+            tensors = [(layer_name(layer, full), shapes[full]) for name in names if (full := f"{name}.{kind}") in shapes]
+            rest -= {f"{name}.{kind}" for name in names}
+            if tensors:
+                shared = fused == "attention.kv"
+                local[f"{fused}.{kind}"] = _shared_kv(tensors, model, index, size) if shared else column(tensors, index, size)
+    for name in ("attention.o.weight", "ffn.down.weight"):
+        local[name] = row(layer_name(layer, name), shapes[name], index, size)
+    for name in rest - set(local):
+        local[name] = copied(layer_name(layer, name), shapes[name], index, size)
+    return {layer_name(layer, name): local[name] for name in sorted(local)}
 
 
 def stage_layouts(model: ModelConfig, layers: Sequence[int], *, first: bool, last: bool, index: int, size: int) -> dict[str, Layout]:
-    """Local parameters of a pipeline stage. A stage that is first and last of a tied model has no head of its own."""
+    """Local parameters of a pipeline stage at tensor-parallel coordinate `index` of `size`.
+
+    The last stage of a tied model holds the embedding a second time as its head, unless it is the first stage too.
+    """
     layouts: dict[str, Layout] = {}
+    words = (model.vocab, model.hidden)
+    apart = model.tied_embeddings and not (first and last)
     if first:
-        layouts[EMBEDDING] = vocabulary(EMBEDDING, (model.vocab, model.hidden), index, size)
+        layouts[EMBEDDING] = replace(vocabulary(EMBEDDING, words, index, size), tied=apart)
+        if model.traits.positions == "learned":
+            assert model.max_positions is not None, "configuration checks refuse this"
+            layouts[POSITIONS] = copied(POSITIONS, (model.max_positions, model.hidden), index, size)
     for layer in layers:
         layouts |= layer_layouts(model, layer, index, size)
     if last:
-        layouts[NORM] = copied(NORM, (model.hidden,), "tp")
+        for name in (NORM, NORM_BIAS) if model.traits.bias else (NORM,):
+            layouts[name] = copied(name, (model.hidden,), index, size)
         if not model.tied_embeddings:
-            layouts[HEAD] = vocabulary(HEAD, (model.vocab, model.hidden), index, size)
+            layouts[HEAD] = vocabulary(HEAD, words, index, size)
+        elif apart:
+            layouts[HEAD] = replace(vocabulary(EMBEDDING, words, index, size), tied=True, counted=False)
     return layouts
 
 
@@ -132,7 +159,7 @@ def shard_rows(layout: Layout, index: int, size: int) -> Layout:
     each = -(-rows // size)
     low, high = min(index * each, rows), min((index + 1) * each, rows)
     parts = tuple(cut for part in layout.parts if (cut := _cut(part, low, high)))
-    return Layout((high - low, *layout.shape[1:]), parts, layout.copies)
+    return replace(layout, shape=(high - low, *layout.shape[1:]), parts=parts)
 
 
 def _cut(part: Part, low: int, high: int) -> Part | None:

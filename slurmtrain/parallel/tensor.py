@@ -1,113 +1,119 @@
-"""Autograd functions over a tensor-parallel group: gather and scatter of the sequence, and the loss over a split vocabulary.
+"""Autograd functions over the tensor-parallel axis: gather and scatter of the sequence, and linears whose collectives they are.
 
-`gather_sequence` and `scatter_sequence` are each other's gradient. Both move dim 0 and take contiguous memory, so that a
-sequence-first tensor is never copied for the collective.
+`gather_sequence` and `scatter_sequence` are each other's gradient. All move dim 0 and give contiguous memory, forward and backward,
+so that a sequence-first tensor is never copied for the collective. They can be traced by torch.compile and run again by recomputation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
-Group = dist.ProcessGroup | None
+from slurmtrain.parallel.axis import Axis
+from slurmtrain.parallel.parts import Layout
 
-# torch 2.13 gave these new names; before it they are called *_tensor.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-def _all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    out = x.new_empty(x.shape[0] * group.size(), *x.shape[1:])
-    all_gather_single(out, x.contiguous(), group=group)
-    return out
-
-
-def _reduce_scatter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    out = x.new_empty(x.shape[0] // group.size(), *x.shape[1:])
-    reduce_scatter_single(out, x.contiguous(), group=group)
-    return out
+Matmul = Callable[[Tensor, Tensor], Tensor]
+"""(x [..., in], weight [out, in]) -> [..., out], differentiable: the seam for FP8 libraries."""
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _all_gather(x, group)
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return axis.all_gather(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _reduce_scatter(grad, ctx.group), None
+        return ctx.axis.reduce_scatter(grad), None
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _reduce_scatter(x, group)
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return axis.reduce_scatter(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _all_gather(grad, ctx.group), None
+        return ctx.axis.all_gather(grad), None
 
 
-def gather_sequence(x: Tensor, group: Group) -> Tensor:
-    """[T / tp, B, D] of each rank to [T, B, D] on all; the gradient is the reduce-scatter."""
-    return x if group is None else _Gather.apply(x, group)
+class _Columns(torch.autograd.Function):
+    """Gather and multiply, of which only this rank's share of the input is kept.
 
-
-def scatter_sequence(x: Tensor, group: Group) -> Tensor:
-    """Partial sums [T, B, D] of all ranks to their sum's [T / tp, B, D] on each; the gradient is the all-gather."""
-    return x if group is None else _Scatter.apply(x, group)
-
-
-def local_token(token: Tensor, start: int, real: int) -> tuple[Tensor, Tensor]:
-    """Index into rows start..start+real of the vocabulary (0 where the token is another rank's), and whether it is ours."""
-    index = token - start
-    ours = (index >= 0) & (index < real)
-    return torch.where(ours, index, 0), ours
-
-
-class _VocabularyLoss(torch.autograd.Function):
-    """Sum over tokens of log(sum_v exp(logit_v)) - logit_label, each rank with its own columns."""
-
-    @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, label_N: Tensor, rows: tuple[int, int], group: dist.ProcessGroup) -> Tensor:
-        start, real = rows
-        scores = logits_NV[:, :real].float()
-        top = scores.amax(-1) if real else scores.new_full((len(scores),), -torch.inf)
-        dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
-        shifted = scores - top[:, None]
-        index, ours = local_token(label_N, start, real)
-        chosen = shifted.gather(1, index[:, None])[:, 0] * ours if real else torch.zeros_like(top)
-        weights = shifted.exp_()
-        sums = torch.stack([weights.sum(-1), chosen])
-        dist.all_reduce(sums, group=group)
-        ctx.save_for_backward(weights.div_(sums[0][:, None]), index, ours)
-        ctx.width, ctx.dtype = logits_NV.shape[1], logits_NV.dtype
-        return (sums[0].log() - sums[1]).sum()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        softmax, index, ours = ctx.saved_tensors
-        out = softmax.new_zeros(len(softmax), ctx.width)
-        real = softmax.shape[1]
-        if real:
-            out[:, :real] = softmax
-            out.scatter_add_(1, index[:, None], -ours[:, None].to(out.dtype))
-        return out.mul_(grad).to(ctx.dtype), None, None, None
-
-
-def vocabulary_loss(logits_NV: Tensor, label_N: Tensor, *, start: int = 0, real: int | None = None, group: Group = None) -> Tensor:
-    """Cross-entropy summed over N tokens in fp32, without gathering the logits.
-
-    `logits_NV`: this rank's columns start..start+real of the vocabulary, then padding; `label_N`: global token numbers, the same
-    on every rank of the group. The result is the same on every rank; its gradient is this rank's columns.
+    Backward gathers it again beside dX = sum of dY W, and reduce-scatters dX beside dW = dY^T X (Korthikanti et al. 2022, section 4.2.2).
     """
-    real = logits_NV.shape[1] if real is None else real
-    if group is None:
-        return functional.cross_entropy(logits_NV[:, :real].float(), label_N, reduction="sum")
-    return _VocabularyLoss.apply(logits_NV, label_N, (start, real), group)
+
+    @staticmethod
+    def forward(ctx: Any, x_SBD: Tensor, axis: Axis, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.axis = axis
+        ctx.save_for_backward(x_SBD, *weights)
+        x_TBD = axis.all_gather(x_SBD)
+        return tuple(functional.linear(x_TBD, weight) for weight in weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads_TBF: Tensor) -> tuple[Tensor | None, ...]:
+        x_SBD, *weights = ctx.saved_tensors
+        gathered = ctx.axis.start_all_gather(x_SBD)
+        dx_ND = grads_TBF[0].flatten(0, 1) @ weights[0]
+        for grad, weight in zip(grads_TBF[1:], weights[1:], strict=True):
+            dx_ND = dx_ND.addmm(grad.flatten(0, 1), weight)
+        x_ND = gathered.wait().flatten(0, 1)
+        scattered = ctx.axis.start_reduce_scatter(dx_ND.view(-1, *x_SBD.shape[1:]))
+        dw = [grad.flatten(0, 1).t() @ x_ND for grad in grads_TBF]
+        return scattered.wait(), None, *dw
+
+
+def gather_sequence(x: Tensor, axis: Axis | None) -> Tensor:
+    """[T / tp, B, D] of each rank to [T, B, D] on all; the gradient is the reduce-scatter."""
+    return x if axis is None else _Gather.apply(x, axis)
+
+
+def scatter_sequence(x: Tensor, axis: Axis | None) -> Tensor:
+    """Partial sums [T, B, D] of all ranks to their sum's [T / tp, B, D] on each; the gradient is the all-gather."""
+    return x if axis is None else _Scatter.apply(x, axis)
+
+
+class Linear(nn.Module):
+    """Weight and bias of one local linear, in which `outputs` rows of one or more global linears lie one above the other."""
+
+    def __init__(self, weight: Layout, bias: Layout | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(weight.shape))
+        self.bias = None if bias is None else nn.Parameter(torch.empty(bias.shape))
+        self.outputs = [part.box.shape[0] for part in weight.parts]
+
+    def with_bias(self, y: Tensor) -> Tensor:
+        return y if self.bias is None else y + self.bias
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """How the linears of a layer multiply over the tensor-parallel axis.
+
+    `overlap`: weight gradients are made beside the reduce-scatter of the input's, in one function; else the two stay apart, as
+    schedules that run them at different times need it, and every product is `matmul`'s.
+    """
+
+    tp: Axis | None
+    matmul: Matmul
+    overlap: bool
+
+    def columns(self, x_SBD: Tensor, linears: Sequence[Linear]) -> list[Tensor]:
+        """Gathers the sequence: [T / tp, B, D] to a [T, B, rows] for each global linear."""
+        weights = [linear.weight for linear in linears]
+        if self.overlap and self.tp is not None and self.matmul is functional.linear:
+            products: Sequence[Tensor] = _Columns.apply(x_SBD, self.tp, *weights)
+        else:
+            x_TBD = gather_sequence(x_SBD, self.tp)
+            products = [self.matmul(x_TBD, weight) for weight in weights]
+        return [y for product, at in zip(products, linears, strict=True) for y in at.with_bias(product).split(at.outputs, dim=-1)]
+
+    def rows(self, x_TBF: Tensor, linear: Linear) -> Tensor:
+        """Sums over the axis and scatters the sequence: [T, B, columns] to [T / tp, B, D]; the bias is added once, after the sum."""
+        return linear.with_bias(scatter_sequence(self.matmul(x_TBF, linear.weight), self.tp))

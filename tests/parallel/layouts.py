@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from slurmtrain.boxes import Part
 from slurmtrain.config.model import ModelConfig
 from slurmtrain.config.parallel import AXES, LOOPED, V_SHAPED
 from slurmtrain.config.plan import Plan
 from slurmtrain.models.initial import initialise
 from slurmtrain.parallel.axis import Axis, Meter
 from slurmtrain.parallel.batch import IGNORED, StepBatch
+from slurmtrain.parallel.parts import Layout
 from slurmtrain.runtime.mesh import Mesh, build_mesh
 from slurmtrain.runtime.world import World
 from tests.parallel.plain import Plain
@@ -227,3 +229,23 @@ def mean_loss(module: Plain, batch: StepBatch, z_loss: float = 0.0) -> torch.Ten
     valid = batch.labels_NT != IGNORED
     loss = torch.nn.functional.cross_entropy(logits[valid], batch.labels_NT[valid])
     return loss + z_loss * logits[valid].logsumexp(-1).square().mean()
+
+
+def vary(module: torch.nn.Module, seed: int = 5) -> None:
+    """First values as no initialisation gives them: norms that are not one, biases that are not zero, matrices that are not tiny."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(3.0).add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)) * 0.1)
+            seed += 1
+
+
+def copy_in(local: torch.Tensor, layout: Layout, whole: Mapping[str, torch.Tensor]) -> None:
+    """Write a local parameter's parts from the global tensors."""
+    with torch.no_grad():
+        for part in layout.parts:
+            local[tuple(slice(a, b) for a, b in part.region)].copy_(box_of(whole[part.name], part))
+
+
+def box_of(whole: torch.Tensor, part: Part) -> torch.Tensor:
+    """The part's box of the global tensor."""
+    return whole[tuple(slice(a, b) for a, b in zip(part.box.offset, part.box.stop, strict=True))]
