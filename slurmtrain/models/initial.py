@@ -1,8 +1,8 @@
 """First values of the global tensors, a function of (seed, name) alone: every layout starts from the same bits.
 
 A tensor is drawn in blocks of whole rows, each from its own generator, so that a rank draws the blocks that its box touches and
-never holds the whole. Matrices: normal, std `init_std`; the two that write to the residual stream (`o`, `down`) std
-init_std / sqrt(2 * layers) (Radford et al. 2019, section 2.3); norms: one.
+never holds the whole. Matrices, learned positions among them: normal, std `init_std`; the two that write to the residual stream
+(`o`, `down`) std init_std / sqrt(2 * layers) (Radford et al. 2019, section 2.3); biases: zero; weights of norms: one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fill(local: Tensor, part: Part, model: ModelConfig, seed: int) -> None:
 def first_values(part: Part, model: ModelConfig, seed: int) -> Tensor:
     """First values of the part's box, fp32, on the CPU."""
     if len(part.global_shape) == 1:
-        return torch.ones(part.box.shape)
+        return torch.zeros(part.box.shape) if part.name.endswith(".bias") else torch.ones(part.box.shape)
     values = torch.empty(part.box.shape)
     if part.box.volume:
         _draw(values, part, std_of(part.name, model), seed)

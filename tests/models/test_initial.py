@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from slurmtrain.boxes import Box, Part
 from slurmtrain.config.model import ModelConfig
 from slurmtrain.models import initial
+from slurmtrain.models.decoder import Decoder
 from slurmtrain.models.initial import first_values, initialise, std_of, whole_part
-from slurmtrain.models.llama import Llama
 
 MODEL = ModelConfig(layers=8, hidden=64, heads=4, kv_heads=2, ffn=96, vocab=300)
 NAME = "layers.3.ffn.up.weight"
@@ -57,9 +57,21 @@ def test_spread(name, std):
 
 def test_norms_are_one_and_the_start_knows_nothing():
     """The loss of a new model is that of a uniform guess, ln V."""
-    llama = Llama(MODEL)
+    llama = Decoder(MODEL)
     initialise(llama, MODEL, 5)
     assert torch.equal(llama.norm.weight, torch.ones(64))
     tokens = torch.randint(0, 300, (4, 33), generator=torch.Generator().manual_seed(1))
     loss = torch.nn.functional.cross_entropy(llama(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     assert loss.item() == pytest.approx(5.704, abs=0.05)
+
+
+def test_biases_are_zero_and_learned_positions_are_drawn():
+    model = ModelConfig(family="gpt2", layers=1, hidden=64, heads=4, kv_heads=4, ffn=96, vocab=300, max_positions=512, tied_embeddings=True)
+    gpt2 = Decoder(model)
+    initialise(gpt2, model, 5)
+    for name, parameter in gpt2.named_parameters():
+        if name.endswith(".bias"):
+            assert not parameter.any(), name
+        elif "norm" in name:
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
+    assert gpt2.positions.weight.std().item() == pytest.approx(0.02, rel=0.02)
