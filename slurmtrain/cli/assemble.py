@@ -19,8 +19,8 @@ from slurmtrain.config.load import load_job
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.site import SiteConfig
 from slurmtrain.config.sites import choose_site, find_file
-from slurmtrain.data.index import check_files, check_fits, read_index
-from slurmtrain.errors import ConfigError, DataError, TemplateError, one_line
+from slurmtrain.data.summary import check_data
+from slurmtrain.errors import ConfigError, TemplateError, one_line
 from slurmtrain.fabric.plan import build_plan
 from slurmtrain.launch.directives import check_passthrough
 from slurmtrain.launch.interpreter import ask_versions, choose_python
@@ -84,23 +84,18 @@ def draft(wish: Wish, doors: Doors) -> Draft:
     site = choose_site(wish.site, doors.env, lambda: cluster_name(doors.slurm))
     check_job(job, site, where=str(wish.job_file))
     plan = build_plan(job, site)
-    if not job.data.path.is_dir():
-        problem = "no such folder: build it by slurmtrain data build PATH... --out DIR"
-        raise ConfigError(problem, where=str(wish.job_file), key="data.path", value=str(job.data.path))
-    _check_tokens(job, where=str(wish.job_file))
+    _check_data(job, site, where=str(wish.job_file))
     root = root_of_site(wish.root, doors.env, site)
     check_root(root)
     return Draft(job, site, plan, RunDir(root / job.run.name))
 
 
-def _check_tokens(job: JobConfig, *, where: str) -> None:
+def _check_data(job: JobConfig, site: SiteConfig, *, where: str) -> None:
     """Here, and not after hours in the queue. Raises ConfigError."""
-    try:
-        index = read_index(job.data.path)
-        check_files(job.data.path, index)
-    except DataError as error:
-        raise ConfigError(str(error), where=where, key="data.path") from None
-    check_fits(index, job, where=where)
+    if job.data.stage == "local" and site.paths.scratch is None:
+        problem = f"site {site.name} says no paths.scratch to copy to: add it there, or leave stage out"
+        raise ConfigError(problem, where=where, key="data.stage", value="local")
+    check_data(job, where=where)
 
 
 def assemble(wish: Wish, made: Draft, doors: Doors) -> RunContents:

@@ -1,4 +1,4 @@
-"""The job file, read: TOML, then presets under [model], then --set, then options, then the policy; checked; paths resolved.
+"""The job file, read: TOML, then presets and the shape of weights under [model], then --set, options and policy; checked; paths resolved.
 
 A later speaker wins, except that nothing wins over the policy: whoever contradicts it is refused.
 """
@@ -17,6 +17,7 @@ from slurmtrain.config.overrides import apply_options, apply_sets
 from slurmtrain.config.policy import POLICY_PATH, apply_policy
 from slurmtrain.config.presets import merge_preset
 from slurmtrain.config.tomlfile import read_toml
+from slurmtrain.config.weights import merge_weights
 from slurmtrain.errors import ConfigError
 from slurmtrain.rundir import valid_run_name
 
@@ -40,6 +41,7 @@ def load_job(
     apply_sets(draft, JobConfig, sets)
     apply_options(draft, JobConfig, options or {})
     merge_preset(draft)
+    merge_weights(draft, path.parent, env)
     _split_nodes(draft)
     _name_run(draft, path)
     apply_policy(draft, JobConfig, policy_path)
@@ -81,13 +83,23 @@ def _name_run(draft: Draft, path: Path) -> None:
 
 
 def _with_paths(job: JobConfig, draft: Draft, path: Path, env: Mapping[str, str]) -> JobConfig:
-    """`data.path` absolute, seen from the job file's folder; `python` too, unless it is a bare name."""
+    """Paths of data, evaluation sets and weights absolute, seen from the job file's folder; `python` too, unless it is a bare name."""
 
-    def resolve(value: str, key: str) -> Path:
+    def resolve(value: Path | str, key: str) -> Path:
         return Path(os.path.abspath(path.parent / expand(value, env, where=draft.where(key), key=key)))  # noqa: PTH100
 
-    data = job.data.model_copy(update={"path": resolve(str(job.data.path), "data.path")})
-    python = job.python
+    data, sets, weights, python = job.data, job.evaluation.sets, job.model.weights, job.python
+    sources = tuple(
+        one.model_copy(update={"path": resolve(one.path, f"data.sources[{number}].path")}) for number, one in enumerate(data.sources)
+    )
+    found = {name: resolve(one, f"evaluation.sets.{name}") for name, one in sets.items()}
     if python and ("/" in python or python.startswith(("~", "$"))):
         python = str(resolve(python, "python"))
-    return job.model_copy(update={"data": data, "python": python})
+    return job.model_copy(
+        update={
+            "model": job.model.model_copy(update={"weights": weights and resolve(weights, "model.weights")}),
+            "data": data.model_copy(update={"path": data.path and resolve(data.path, "data.path"), "sources": sources}),
+            "evaluation": job.evaluation.model_copy(update={"sets": found}),
+            "python": python,
+        }
+    )

@@ -1,4 +1,4 @@
-"""What a folder of tokens says of itself, read without its tokens: the login node asks too whether they fit a job. No numpy here."""
+"""What a folder of tokens says of itself, read without its tokens and without numpy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from slurmtrain.config.job import JobConfig
-from slurmtrain.errors import ConfigError, DataError
+from slurmtrain.errors import DataError
 
 INDEX_NAME = "index.json"
 TOKENS_NAME = "tokens.bin"
 DOCUMENTS_NAME = "documents.bin"
-INDEX_VERSION = 1
+ANSWERS_NAME = "answers.bin"
+TOKENIZER_NAME = "tokenizer.json"
+INDEX_VERSION = 2
+"""Written as 1 where a folder has neither answers nor a tokenizer: releases that know version 1 alone read it."""
 TokenType = Literal["uint16", "uint32"]
 ITEM_BYTES: Mapping[str, int] = {"uint16": 2, "uint32": 4}
 
@@ -38,8 +40,19 @@ class TokenIndex:
     eod: int
     files: Mapping[str, DataFile]
 
+    @property
+    def version(self) -> int:
+        """The least that tells all."""
+        return 2 if self.files.keys() & {ANSWERS_NAME, TOKENIZER_NAME} else 1
+
     def to_json(self) -> dict[str, Any]:
-        return {"v": INDEX_VERSION, **asdict(self)}
+        return {"v": self.version, **asdict(self)}
+
+    def sound(self) -> bool:
+        """Whether sizes and vocabulary agree."""
+        sizes = {TOKENS_NAME: self.tokens * ITEM_BYTES[self.dtype], DOCUMENTS_NAME: (self.documents + 1) * 8, ANSWERS_NAME: self.tokens}
+        told = {name: one.size for name, one in self.files.items() if name != TOKENIZER_NAME}
+        return {**sizes, **told} == sizes and {TOKENS_NAME, DOCUMENTS_NAME} <= told.keys() and 0 <= self.eod < self.vocab
 
 
 def read_index(folder: Path) -> TokenIndex:
@@ -57,8 +70,7 @@ def read_index(folder: Path) -> TokenIndex:
     try:
         files = {name: DataFile(**one) for name, one in raw.pop("files").items()}
         index = TokenIndex(files=files, **raw)
-        sizes = {TOKENS_NAME: index.tokens * ITEM_BYTES[index.dtype], DOCUMENTS_NAME: (index.documents + 1) * 8}
-        sound = version == INDEX_VERSION and {name: one.size for name, one in files.items()} == sizes and 0 <= index.eod < index.vocab
+        sound = version == index.version and index.sound()
     except (AttributeError, KeyError, TypeError) as error:
         raise DataError(f"{path}: damaged: {type(error).__name__}: {error}") from error
     if not sound:
@@ -76,15 +88,3 @@ def check_files(folder: Path, index: TokenIndex) -> None:
         if size != want.size:
             fault = "short" if size < want.size else "damaged"
             raise DataError(f"{folder / name}: {fault}: {size} bytes, {want.size} were written: build the folder again")
-
-
-def check_fits(index: TokenIndex, job: JobConfig, *, where: str = "job") -> None:
-    """The model knows all tokens, and there are enough for one sample. Raises ConfigError with what would do."""
-    if index.vocab > job.model.vocab:
-        problem = f"the tokens in {job.data.path} have a vocabulary of {index.vocab}: use {index.vocab} or more"
-        raise ConfigError(problem, where=where, key="model.vocab", value=job.model.vocab)
-    length = job.training.sequence_length
-    if index.tokens <= length:
-        has = f"a sample takes {length + 1} tokens, {job.data.path} has {index.tokens}"
-        problem = f"{has}: use {max(1, index.tokens - 1)} or less, or more text"
-        raise ConfigError(problem, where=where, key="training.sequence_length", value=length)

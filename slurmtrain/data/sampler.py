@@ -53,6 +53,11 @@ def permuted(index: int, n: int, seed: int, epoch: int) -> int:
             return index
 
 
+def seed_of_source(seed: int, number: int) -> int:
+    """The seed of a source of a mixture: sources of equal length must not be shuffled alike; the first keeps the run's seed."""
+    return seed if number == 0 else _mix(_mix(seed + _G) ^ (number * _G & _MASK))
+
+
 @dataclass(frozen=True)
 class Sampler:
     """Samples 0..n_samples-1, shuffled anew in each epoch, for ever.

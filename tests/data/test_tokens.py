@@ -82,7 +82,8 @@ def test_a_token_beyond_the_vocabulary_is_found_when_it_is_read(tmp_path):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"v": 2}, "format version 2; this release reads up to 1: use a newer slurmtrain"),
+        ({"v": 3}, "format version 3; this release reads up to 2: use a newer slurmtrain"),
+        ({"v": 2}, "damaged"),
         ({"v": None}, "damaged"),
         ({"dtype": "int7"}, "damaged"),
         ({"tokens": 10}, "damaged"),
