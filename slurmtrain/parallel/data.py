@@ -1,100 +1,106 @@
-"""Data parallelism: replicas whose gradients are summed in buckets, or FSDP2 over the local tensors.
+"""Data parallelism: how gradients become sums over the ranks that read different samples (dp) or other parts of them (cp), and
+who keeps which values.
 
-Replicas are this module's own. torch's DistributedDataParallel lays its buckets out anew after the first step, and a ring
-all-reduce of three or more ranks rounds by the place of a number in its buffer: a resumed run would not repeat, bit for bit, the
-one that never stopped. Here the buckets never change, nothing averages, and any pipeline schedule may run on top.
+| dp_mode | values | gradient sums | module |
+|---|---|---|---|
+| ddp | whole | whole | `replicas` |
+| zero1 | whole in the module's dtype, own rows for the optimiser | own rows | `zero` |
+| zero2 | own rows; whole during a step | own rows | `sharded` (FSDP2) |
+| fsdp | own rows; whole while a block runs | own rows | `sharded` (FSDP2) |
+
+Everything sums, nothing averages. Gradients of passes add up in fp32; on the way between ranks they have `training.reduce_dtype`.
+bf16 there rounds each of the size - 1 additions to 2^-9 of the partial sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-BUCKET_BYTES = 25 << 20
+from slurmtrain.config.plan import Plan
+from slurmtrain.config.training import TrainingConfig
+from slurmtrain.parallel.axes import Axes
+from slurmtrain.parallel.buckets import BUCKET_BYTES, Buckets
+from slurmtrain.parallel.parameters import Holder
+from slurmtrain.parallel.parts import Layout, shard_rows
+from slurmtrain.parallel.replicas import Alone, WholeBucket
+from slurmtrain.parallel.sharded import Sharded
+from slurmtrain.parallel.zero import ShardBucket
 
-
-def bucket_plan(sizes: Sequence[int], limit: int) -> list[list[int]]:
-    """Indices of consecutive tensors per bucket, last first (as backward makes gradients), at most `limit` a bucket.
-
-    >>> bucket_plan([5, 1, 9, 3], 10)
-    [[3], [2, 1], [0]]
-    """
-    plan: list[list[int]] = []
-    room = -1
-    for index in reversed(range(len(sizes))):
-        if sizes[index] > room:
-            plan.append([])
-            room = limit
-        plan[-1].append(index)
-        room -= sizes[index]
-    return plan
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Replicas:
-    """Sums the gradients of identical parameters over a group while the backward pass still runs.
+class Reducer(Protocol):
+    """`holders`: by name of the local parameter, in the order of the forward pass."""
 
-    Gradients live in flat buckets. A bucket is sent once each of its parameters has had as many backward passes as the step has
-    micro-batches; buckets go in a fixed order, the same on all ranks.
-    """
+    @property
+    def holders(self) -> Mapping[str, Holder]: ...
 
-    def __init__(self, parameters: Sequence[nn.Parameter], passes: int, group: dist.ProcessGroup, limit_bytes: int = BUCKET_BYTES) -> None:
-        self._passes, self._group = passes, group
-        plan = bucket_plan([p.numel() * p.element_size() for p in parameters], limit_bytes)
-        self._buckets = [self._bucket([parameters[i] for i in indices]) for indices in plan]
-        self._full = [passes * len(indices) for indices in plan]
-        self._work: list[dist.Work] = []
-        self._left = list(self._full)
-        for number, indices in enumerate(plan):
-            for index in indices:
-                parameters[index].register_post_accumulate_grad_hook(lambda _, number=number: self._ready(number))
+    def start(self, passes: int) -> None:
+        """Before a step of so many backward passes: gradients are zero."""
 
-    @staticmethod
-    def _bucket(parameters: Sequence[nn.Parameter]) -> Tensor:
-        flat = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device)
-        for parameter, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-            parameter.grad = piece.view_as(parameter)
-        return flat
-
-    def start(self) -> None:
-        """Before the first backward pass of a step: gradients to zero."""
-        self._left = list(self._full)
-        self._work = []
-        for flat in self._buckets:
-            flat.zero_()
-
-    def _ready(self, number: int) -> None:
-        self._left[number] -= 1
-        while len(self._work) < len(self._buckets) and self._left[len(self._work)] == 0:
-            work = dist.all_reduce(self._buckets[len(self._work)], group=self._group, async_op=True)
-            assert work is not None
-            self._work.append(work)
+    def before_backward(self, last: bool) -> None:  # noqa: FBT001 the runner's callback
+        """Runners without a pipeline call it before each backward pass."""
 
     def finish(self) -> None:
-        """After the last backward pass: wait for the sums."""
-        assert len(self._work) == len(self._buckets), f"{len(self._buckets) - len(self._work)} buckets were never filled"
-        for work in self._work:
-            work.wait()
+        """After the last pass: every holder's gradient is the sum over passes and ranks."""
+
+    def publish(self) -> None:
+        """After values changed (first values, load, optimiser): modules compute with them. Collective."""
 
 
-def shard(module: nn.Module, blocks: Sequence[nn.Module], group: dist.ProcessGroup, device: torch.device, *, keep_unsharded: bool) -> None:
-    """FSDP2: `fully_shard` each block, then the root, over the data-parallel group; gradients are summed, not averaged.
+def make_reducer(  # noqa: PLR0917 a door
+    stages: Sequence[nn.Module],
+    layouts: Mapping[str, Layout],
+    plan: Plan,
+    axes: Axes,
+    training: TrainingConfig,
+    device: torch.device,
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> tuple[Reducer, dict[str, Layout]]:
+    """Wrap this rank's stages, whose parameters are fp32 or on the meta device. `layouts`: of all their parameters, by name.
 
-    `keep_unsharded`: keep weights whole between forward and backward (with a pipeline, where micro-batches interleave).
+    Returns the reducer and the layouts of what its holders have; of the ranks that have the same, the first alone counts it.
     """
-    from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415  a second of imports that replicas do not need
-    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+    names = [name for stage in stages for name, _ in stage.named_parameters()]
+    assert len(names) == len(set(names)), "two stages of a rank have a parameter of the same name"
+    assert set(names) == set(layouts), set(names) ^ set(layouts)
+    dtype, wire = DTYPES[training.dtype], DTYPES[training.reduce_dtype]
+    sharded = plan.dp_mode != "ddp" and axes.shard is not None
+    held = {name: _held(layouts[name], axes, sharded=sharded) for name in names}
+    if sharded and plan.dp_mode != "zero1":
+        zero2 = plan.dp_mode == "zero2"
+        return Sharded(stages, axes, device, dtype=dtype, wire=wire, zero2=zero2, keep=plan.pp > 1), held
+    parameters = _with_memory(stages, dtype, device)
+    if axes.dp_cp is None and dtype == torch.float32:
+        return Alone(parameters), held
+    if sharded:
+        assert axes.shard is not None
+        shards = partial(ShardBucket, shard=axes.shard, replicate=axes.replicate, dtype=dtype, wire=wire)
+        return Buckets(parameters, shards, bucket_bytes), held
+    return Buckets(parameters, partial(WholeBucket, axis=axes.dp_cp, dtype=dtype, wire=wire), bucket_bytes), held
 
-    mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=("dp",))
-    for part in (*blocks, module):
-        sharded: Any = fully_shard(part, mesh=mesh, reshard_after_forward=not keep_unsharded)
-        sharded.set_gradient_divide_factor(1.0)
-        sharded.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
+
+def _held(layout: Layout, axes: Axes, *, sharded: bool) -> Layout:
+    copies = axes.replicate if sharded else axes.dp_cp
+    counted = layout.counted and (copies is None or copies.index == 0)
+    if sharded:
+        assert axes.shard is not None
+        layout = shard_rows(layout, axes.shard.index, axes.shard.size)
+    return replace(layout, counted=counted)
 
 
-def synchronise(module: Any, last: bool) -> None:  # noqa: FBT001
-    """Whether the next backward pass of an FSDP module reduces the gradients (the last one of a step) or only adds them up."""
-    module.set_requires_gradient_sync(last)
+def _with_memory(stages: Sequence[nn.Module], dtype: torch.dtype, device: torch.device) -> dict[str, nn.Parameter]:
+    """Parameters by name. Those on the meta device get memory in the dtype at once: fp32 besides is the buckets' masters alone."""
+    for stage in stages:
+        if any(p.is_meta for p in stage.parameters()):
+            for parameter in stage.parameters():
+                parameter.data = parameter.data.to(dtype)
+            stage.to_empty(device=device)
+    return {name: parameter for stage in stages for name, parameter in stage.named_parameters()}
