@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from slurmtrain.parallel.keep import kept
+
 # torch 2.13 gave these new names; before it they are called *_tensor.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -115,16 +117,22 @@ class Axis:
         return self.start_all_gather(x).wait()
 
     def start_all_gather(self, x: Tensor) -> Pending:
-        out = x.new_empty(x.shape[0] * self.size, *x.shape[1:])
-        return self._pending(out, all_gather_single(out, x.contiguous(), group=self.group, async_op=_later()))
+        def begin() -> tuple[Tensor, dist.Work | None]:
+            out = x.new_empty(x.shape[0] * self.size, *x.shape[1:])
+            return out, all_gather_single(out, x.contiguous(), group=self.group, async_op=_later())
+
+        return self._pending(*kept("all_gather", begin))
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """Sum of all ranks' [size * n, ...], of which this rank gets its [n, ...]."""
         return self.start_reduce_scatter(x).wait()
 
     def start_reduce_scatter(self, x: Tensor) -> Pending:
-        out = x.new_empty(x.shape[0] // self.size, *x.shape[1:])
-        return self._pending(out, reduce_scatter_single(out, x.contiguous(), group=self.group, async_op=_later()))
+        def begin() -> tuple[Tensor, dist.Work | None]:
+            out = x.new_empty(x.shape[0] // self.size, *x.shape[1:])
+            return out, reduce_scatter_single(out, x.contiguous(), group=self.group, async_op=_later())
+
+        return self._pending(*kept("reduce_scatter", begin))
 
     def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
         """In place, over contiguous memory; gives it back."""
@@ -136,8 +144,12 @@ class Axis:
 
     def all_to_all(self, x: Tensor) -> Tensor:
         """Piece j of dim 0 (equal pieces) goes to rank j; gives the pieces of all ranks in their order."""
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        return self._pending(out, dist.all_to_all_single(out, x.contiguous(), group=self.group, async_op=_later())).wait()
+
+        def begin() -> tuple[Tensor, dist.Work | None]:
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+            return out, dist.all_to_all_single(out, x.contiguous(), group=self.group, async_op=_later())
+
+        return self._pending(*kept("all_to_all", begin)).wait()
 
     def start_shift(self, x: Tensor) -> Pending:
         """Each rank's x to the next rank, of the last to the first; gives that of the rank before. x stays as it is until then."""

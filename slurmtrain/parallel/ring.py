@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from slurmtrain.parallel.axis import Axis, Pending
 from slurmtrain.parallel.blockwise import Blockwise, blockwise_for, merge
+from slurmtrain.parallel.keep import kept
 
 _ALL = slice(None)
 
@@ -44,19 +45,7 @@ def ring_attention(q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, cp: Axis, blo
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, own: Tensor, cp: Axis, blockwise: Blockwise) -> Tensor:
-        kv = own
-        out, lse = q.new_empty(q.shape, dtype=torch.float32), q.new_empty(q.shape[:3], dtype=torch.float32)
-        for step in range(cp.size):
-            coming = cp.start_shift(kv) if step + 1 < cp.size else None
-            rows, seen = _seen(cp, step, q.shape[2])
-            part, part_lse = blockwise.forward(q[:, :, rows], kv[0][:, :, seen], kv[1][:, :, seen], causal=step == 0)
-            if step == 0:
-                out.copy_(part)
-                lse.copy_(part_lse)
-            else:
-                merge(out[:, :, rows], lse[:, :, rows], part, part_lse)
-            kv = kv if coming is None else coming.wait()
-        result = out.to(q.dtype)
+        result, lse = kept("ring", lambda: _around(q, own, cp, blockwise))
         ctx.save_for_backward(q, own, result, lse)
         ctx.cp, ctx.blockwise = cp, blockwise
         return result
@@ -84,6 +73,22 @@ class _Ring(torch.autograd.Function):
             kv = kv if coming is None else coming.wait()
         assert following is not None
         return grad_q.to(q.dtype), following.wait().to(kv.dtype), None, None
+
+
+def _around(q: Tensor, kv: Tensor, cp: Axis, blockwise: Blockwise) -> tuple[Tensor, Tensor]:
+    """Out in the dtype of q, and lse in fp32."""
+    out, lse = q.new_empty(q.shape, dtype=torch.float32), q.new_empty(q.shape[:3], dtype=torch.float32)
+    for step in range(cp.size):
+        coming = cp.start_shift(kv) if step + 1 < cp.size else None
+        rows, seen = _seen(cp, step, q.shape[2])
+        part, part_lse = blockwise.forward(q[:, :, rows], kv[0][:, :, seen], kv[1][:, :, seen], causal=step == 0)
+        if step == 0:
+            out.copy_(part)
+            lse.copy_(part_lse)
+        else:
+            merge(out[:, :, rows], lse[:, :, rows], part, part_lse)
+        kv = kv if coming is None else coming.wait()
+    return out.to(q.dtype), lse
 
 
 def _seen(cp: Axis, step: int, length: int) -> tuple[slice, slice]:
