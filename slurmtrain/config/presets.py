@@ -36,6 +36,19 @@ def merge_preset(draft: Draft) -> None:
     names = preset_names()
     if name not in names:
         near = meant(near_words(name, names))
-        problem = f"no such preset{near} {'There' if near else '(there'} are: {', '.join(names)}{'' if near else ')'}"
+        problem = f"no such preset{near} {'There' if near else '(there'} are: {_folded(names)}{'' if near else ')'}"
         raise ConfigError(problem, where=draft.where("model.preset"), key="model.preset", value=name)
     draft.values["model"] = {**preset_shape(name), **model}
+
+
+def _folded(names: list[str]) -> str:
+    """Names of one series as one word.
+
+    >>> _folded(["tiny", "gpt2", "qwen3-4b", "llama3-8b", "qwen3-8b"])
+    'tiny, gpt2, qwen3-4b/8b, llama3-8b'
+    """
+    series: dict[str, list[str]] = {}
+    for name in names:
+        stem, dash, size = name.rpartition("-")
+        series.setdefault(stem + dash, []).append(size)
+    return ", ".join(f"{stem}{'/'.join(sizes)}" if stem else ", ".join(sizes) for stem, sizes in series.items())

@@ -123,7 +123,7 @@ JOB = [
     ),
     _job("no table", '[model]\npreset = "tiny"\n', "model = 3\n", "model", "must be a table: [model]"),
     _job("unknown preset", '"tiny"', '"llama3-8"', "model.preset", "did you mean 'llama3-8b'"),
-    _job("preset of no kin", '"tiny"', '"qqq"', "model.preset", "there are: tiny, small, llama3-1b"),
+    _job("preset of no kin", '"tiny"', '"qqq"', "model.preset", "there are: tiny, small, gpt2"),
     _job("text for a number", "steps = 100", 'steps = "100"', "training.steps", "= '100': must be a whole number, without quotes"),
     _job("truth for a number", "tp = 2", "tp = true", "parallel.tp", "= True: must be a whole number"),
     _job("fraction for a count", "steps = 100", "steps = 100.0", "training.steps", "must be a whole number"),

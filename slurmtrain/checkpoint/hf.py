@@ -1,0 +1,128 @@
+"""First values out of Hugging Face safetensors: each rank reads the boxes that it holds, of any element type, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from slurmtrain.boxes import Part
+from slurmtrain.checkpoint.hf_names import Place, base_name, places, surplus
+from slurmtrain.checkpoint.state import dtype_name
+from slurmtrain.config.hf import CONFIG_NAME, model_keys, read_config
+from slurmtrain.config.model import ModelConfig
+from slurmtrain.config.weights import weight_files
+from slurmtrain.errors import CheckpointError
+from slurmtrain.models.names import EMBEDDING, HEAD
+from slurmtrain.units import counted
+
+TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Element types that are read, by their names in a file."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was read: number of boxes, files opened, and the casts that were made, such as "bfloat16 to float32"."""
+
+    boxes: int
+    files: int
+    casts: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """For the log."""
+        cast = f", cast from {' and from '.join(self.casts)}" if self.casts else ""
+        return f"{counted(self.boxes, 'tensor')} from {counted(self.files, 'file')}{cast}"
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """A box to be read: the global part, the tensor of which a slice is filled, where it lies and under which name in which file."""
+
+    part: Part
+    target: torch.Tensor
+    place: Place
+    name: str
+    file: Path
+
+
+def load_weights(folder: Path, model: ModelConfig, entries: Sequence[tuple[Part, torch.Tensor]]) -> Loaded:
+    """Fill the parts of local tensors, named as in `models.names`, in place, on any device; values are cast to the target's type.
+
+    A head of its own starts from the embedding where the weights have theirs tied. Raises ConfigError for files that are not there,
+    CheckpointError naming tensor and file for one that is missing, of another shape, unknown to the model, or damaged.
+    """
+    wishes = _wishes(folder, model, entries)
+    files = sorted({wish.file for wish in wishes})
+    casts: dict[str, None] = {}
+    for file in files:
+        with _opened(file) as source, torch.no_grad():
+            casts |= dict.fromkeys(cast for wish in wishes if wish.file == file if (cast := _read(source, wish)))
+    return Loaded(len(wishes), len(files), tuple(casts))
+
+
+def _wishes(folder: Path, model: ModelConfig, entries: Sequence[tuple[Part, torch.Tensor]]) -> list[_Wish]:
+    files = tensor_files(folder)
+    if unknown := surplus(set(files), model):
+        more = f" (and {counted(len(unknown) - 1, 'more tensor')})" if len(unknown) > 1 else ""
+        raise CheckpointError(f"{files[unknown[0]]}: {unknown[0]}{more}: this {model.family} model has no such tensor")
+    names, where = {base_name(name): name for name in files}, places(model)
+    if not model.tied_embeddings and base_name(where[HEAD].name) not in names and _tied(folder):
+        where[HEAD] = where[EMBEDDING]
+    found = {ours: _find(where[ours], names, files, folder) for ours in {part.name for part, _ in entries}}
+    return [_Wish(part, target, where[part.name], *found[part.name]) for part, target in entries]
+
+
+def _find(place: Place, names: Mapping[str, str], files: Mapping[str, Path], folder: Path) -> tuple[str, Path]:
+    name = names.get(base_name(place.name))
+    if name is None:
+        raise CheckpointError(f"{folder}: no tensor {place.name}, which this model needs, among the {len(files)} that it holds")
+    return name, files[name]
+
+
+def _tied(folder: Path) -> bool:
+    return bool(model_keys(read_config(folder), str(folder / CONFIG_NAME))["tied_embeddings"])
+
+
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """The file of each tensor of a folder."""
+    found = weight_files(folder)
+    if isinstance(found, Mapping):
+        return dict(found)
+    with _opened(found) as source:
+        return dict.fromkeys(source.keys(), found)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as source:
+            yield source
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: cut off or damaged, fetch it again: {error}") from error
+
+
+def _read(source: Any, wish: _Wish) -> str:
+    """Read one box; the cast in words, empty where none was needed."""
+    try:
+        stored = source.get_slice(wish.name)
+    except SafetensorError:
+        raise CheckpointError(f"{wish.file}: no tensor {wish.name}, which the index says is in it") from None
+    shape, kind = tuple(stored.get_shape()), stored.get_dtype()
+    if shape != wish.place.shape:
+        raise CheckpointError(f"{wish.file}: {wish.name} has shape {shape}, {wish.place.shape} in this model")
+    if kind not in TYPES:
+        raise CheckpointError(f"{wish.file}: {wish.name} has elements of type {kind}: use weights in {', '.join(TYPES)}")
+    box = wish.place.box(wish.part.box)
+    values = stored[tuple(slice(low, high) for low, high in zip(box.offset, box.stop, strict=True))]
+    region = tuple(slice(low, high) for low, high in wish.part.region)
+    wish.target.detach()[region].copy_(values.T if wish.place.transposed else values)
+    local = dtype_name(wish.target.dtype)
+    return "" if TYPES[kind] == local else f"{TYPES[kind]} to {local}"
