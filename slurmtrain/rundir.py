@@ -7,6 +7,8 @@
                  events/node-000.jsonl                       append-only, one file per node
                  slurm-<jobid>.out                           one line per event
                  checkpoints/step-00000100/                  manifest.json *.h5
+                 profile/0001/rank-00000.json                a rank's trace of the steps that metrics.profile names
+                 tensorboard/ wandb/                         what these write
                  owner.json exclude.json budget.json history.jsonl STOP FINISHED
 
 >>> run = RunDir(Path("/lustre/runs/llama"))
@@ -203,6 +205,18 @@ class RunDir:
     def trash(self, step: int) -> Path:
         """What a checkpoint is renamed to before its files are deleted."""
         return self.checkpoints / f".step-{step:08d}.trash"
+
+    def trace(self, attempt: int, rank: int) -> Path:
+        """What torch's profiler saw of a rank."""
+        return self.path / "profile" / f"{attempt:04d}" / f"rank-{rank:05d}.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def wandb(self) -> Path:
+        return self.path / "wandb"
 
     @property
     def owner_json(self) -> Path:

@@ -1,26 +1,29 @@
-"""What a rank does from its first step to its last: steps, events, checkpoints, and the end that all agree on."""
+"""What a rank does from its first step to its last: steps, evaluations, checkpoints, and the end that all agree on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import Literal
 
 from slurmtrain.atomic import SystemDisk
 from slurmtrain.checkpoint.state import save_checkpoint
 from slurmtrain.clock import Clock
 from slurmtrain.errors import NonFiniteError, OwnershipError, one_line
+from slurmtrain.resilience.records import read_attempt
 from slurmtrain.runtime.seeds import rng_state
 from slurmtrain.runtime.world import Standing
-from slurmtrain.telemetry.exitfile import is_follower
+from slurmtrain.telemetry.exitfile import StopReason, is_follower
 from slurmtrain.telemetry.sink import EventSink
+from slurmtrain.train.evaluate import Interrupted
+from slurmtrain.train.feed import step_batch
+from slurmtrain.train.metrics import Figures, pack
 from slurmtrain.train.ownership import check_owner
+from slurmtrain.train.profile import Profiler
+from slurmtrain.train.recorder import Recorder
 from slurmtrain.train.session import Session
 from slurmtrain.train.state import owned, rng_entries, to_state
 from slurmtrain.train.step import StepResult
+from slurmtrain.train.target import Cost, seen
 
 
 @dataclass(frozen=True)
@@ -33,99 +36,166 @@ class Ending:
 
 
 class Loop:
-    """Trains a session to its end. Local rank 0 of each node writes events (`sink`), rank 0 alone the steps."""
+    """Trains a session to its end."""
 
     def __init__(self, session: Session, standing: Standing, sink: EventSink | None, clock: Clock) -> None:
-        self._session, self._standing, self._sink, self._clock = session, standing, sink, clock
+        self._session, self._standing, self._clock = session, standing, clock
+        self._recorder = Recorder(session, sink, clock)
         self._durable = session.resumed.step if session.resumed else None
+        self._counted_at = clock.monotonic()
+        self._trained = False
         standing.step = session.progress.step
+        self._profiler: Profiler | None = None
+        if session.job.metrics.profile is not None:
+            trace = session.run.trace(session.world.attempt, session.world.rank)
+            self._profiler = Profiler(session.job.metrics.profile, trace, session.world.device, self._recorder.note)
 
     def run(self) -> Ending:
         """Collective. Raises NonFiniteError and OwnershipError on all ranks alike; any other error ends this rank alone."""
         try:
-            self._announce()
+            self._recorder.announce()
             ending = self._train()
+            if self._profiler is not None:
+                self._profiler.close()
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             if not is_follower(text):
-                self._emit("error", error=one_line(text))
-            self._close(timeout_s=1.0)
+                self._recorder.emit("error", error=one_line(text))
+            self._recorder.close(timeout_s=1.0)
             raise
-        self._close(timeout_s=5.0)
+        self._session.batches.close()
+        self._recorder.close(timeout_s=5.0)
         return ending
 
     def _train(self) -> Ending:
-        progress, steps = self._session.progress, self._session.job.training.steps
-        while progress.step < steps:
+        progress, steps, every = self._session.progress, self._session.job.training.steps, self._session.job.checkpoint.every_steps
+        stop = self._evaluate() if self._due_before() else None
+        while progress.step < steps and not stop and not self._reached():
             result = self._one_step()
             if result.disowned:
-                raise OwnershipError(f"{self._session.run.path}: another attempt owns this run now: leaving without saving")
-            if progress.step >= steps:
+                raise self._disowned()
+            stop = result.stop or self._measured(result)
+            if progress.step >= steps or self._reached():
+                stop = None
                 break
-            if result.stop or progress.step % self._session.job.checkpoint.every_steps == 0:
+            if stop or progress.step % every == 0:
                 self._save()
-            if result.stop:
-                self._emit("stop", step=progress.step, reason=result.stop)
-                return Ending("stopped", progress.step, result.stop)
         if self._durable != progress.step:
             self._save()
-        self._emit("finish", step=progress.step)
+        if stop:
+            self._recorder.emit("stop", step=progress.step, reason=stop)
+            return Ending("stopped", progress.step, stop)
+        self._recorder.emit("finish", step=progress.step)
         return Ending("finished", progress.step)
 
     def _one_step(self) -> StepResult:
-        session, start = self._session, self._clock.monotonic()
-        progress, number = session.progress, session.progress.step + 1
-        batch = next(session.batches)
-        device = session.world.device
+        session, progress, number = self._session, self._session.progress, self._session.progress.step + 1
+        riders = pack(self._figures(), session.world.rank, session.world.size)
+        start, position = self._clock.monotonic(), session.batches.position
+        if self._profiler is not None:
+            self._profiler.before(number)
+        with session.phases.at("data"):
+            batch = step_batch(next(session.batches), session.world.device)
         try:
-            result = session.step(number, _on(batch.inputs, device), _on(batch.labels, device))
+            result = session.step(number, batch, riders)
         except NonFiniteError as error:
             durable = "there is none" if self._durable is None else f"step {self._durable}"
             raise NonFiniteError(f"{error}; nothing was updated; last durable checkpoint: {durable}") from None
         progress.step, progress.position = number, session.batches.position
         progress.tokens += result.tokens
-        self._standing.step = number
-        if session.world.rank == 0:
-            numbers = {"loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr, "tokens": progress.tokens}
-            self._emit("step", step=number, **numbers, step_s=self._clock.monotonic() - start)
+        self._standing.step, self._trained = number, True
+        seconds = self._clock.monotonic() - start
+        if self._profiler is not None:
+            self._profiler.after(number)
+        places = (progress.position - position) * session.job.training.sequence_length
+        self._recorder.step(number, result, seconds=seconds, places=places)
         return result
+
+    def _figures(self) -> Figures | None:
+        """Of the step before, where this attempt made it."""
+        return self._session.observer.take(self._session.progress.step) if self._trained else None
+
+    def _measured(self, result: StepResult) -> StopReason | None:
+        """After a step: the evaluation that is due, the target on the training's own loss; why an evaluation was left."""
+        session, step = self._session, self._session.progress.step
+        if not result.skipped:
+            self._toward_target("loss", result.loss)
+        due = session.evaluator is not None and step % session.job.evaluation.every_steps == 0
+        return self._evaluate() if due and not result.stop else None
+
+    def _due_before(self) -> bool:
+        """Before the first step where that is asked; or after a resume, when a stop kept the last step from being evaluated."""
+        session, step = self._session, self._session.progress.step
+        if session.evaluator is None or session.marks.evaluated == step:
+            return False
+        return session.job.evaluation.first if step == 0 else step % session.job.evaluation.every_steps == 0
+
+    def _evaluate(self) -> StopReason | None:
+        """Why it was left before its end, where it was."""
+        session, step = self._session, self._session.progress.step
+        assert session.evaluator is not None
+        with session.observer.evaluation():
+            results = session.evaluator()
+        if isinstance(results, Interrupted):
+            if results.disowned:
+                raise self._disowned()
+            return results.stop
+        session.marks.evaluated = step
+        for one in results:
+            self._recorder.evaluation(step, one)
+            self._toward_target(one.name, one.loss)
+        return None
+
+    def _toward_target(self, metric: str, value: float) -> None:
+        session, goal, marks = self._session, self._session.job.target, self._session.marks
+        if goal is None or goal.metric != metric:
+            return
+        marks.target, now = seen(marks.target, goal, value)
+        if now:
+            self._count_time()
+            cost = Cost(session.progress.tokens, session.progress.seconds, marks.gpu_s, self._elapsed()).to_fields()
+            self._recorder.target(step=session.progress.step, metric=metric, below=goal.below, value=value, **cost)
+
+    def _reached(self) -> bool:
+        """Whether the target ends the run."""
+        goal = self._session.job.target
+        return goal is not None and goal.stop and self._session.marks.target.reached
+
+    def _elapsed(self) -> float:
+        """Seconds since the run's first attempt began, by the wall; since this one's where its record is not there."""
+        first = read_attempt(self._session.run, 1)
+        return self._clock.time() - first.t_start if first is not None else self._session.progress.seconds
+
+    def _count_time(self) -> None:
+        now = self._clock.monotonic()
+        self._session.progress.seconds += now - self._counted_at
+        self._session.marks.gpu_s += (now - self._counted_at) * self._session.world.size
+        self._counted_at = now
 
     def _save(self) -> None:
         session, attempt = self._session, self._session.world.attempt
-        saved = save_checkpoint(
-            session.run,
-            step=session.progress.step,
-            attempt=attempt,
-            tokens=session.progress.tokens,
-            layout=session.plan.model_dump(mode="json"),
-            entries=[*owned(session.built.parameters, session.optimizer), *rng_entries(session.place, rng_state())],
-            state=to_state(session.progress, session.source, session.optimizer.updates),
-            group=session.group,
-            disk=SystemDisk(),
-            owner_check=lambda: check_owner(session.run, attempt),
-            keep=session.job.checkpoint.keep,
-        )
+        self._count_time()
+        more = {**session.marks.to_state(), **(session.scaler.state() if session.scaler is not None else {})}
+        with session.phases.at("checkpoint"):
+            saved = save_checkpoint(
+                session.run,
+                step=session.progress.step,
+                attempt=attempt,
+                tokens=session.progress.tokens,
+                layout=session.plan.model_dump(mode="json"),
+                entries=[
+                    *owned(session.built.parameters, session.optimizer, session.average),
+                    *rng_entries(session.place, rng_state()),
+                ],
+                state=to_state(session.progress, session.source, session.optimizer.updates, more),
+                group=session.group,
+                disk=SystemDisk(),
+                owner_check=lambda: check_owner(session.run, attempt),
+                keep=session.job.checkpoint.keep,
+            )
         self._durable = session.progress.step
         notes = {"notes": list(saved.notes)} if saved.notes else {}
-        self._emit("save", step=self._durable, seconds=saved.seconds, bytes=saved.bytes, **notes)
+        self._recorder.emit("save", step=self._durable, seconds=saved.seconds, bytes=saved.bytes, **notes)
 
-    def _announce(self) -> None:
-        session, plan = self._session, self._session.plan
-        layout = {axis: getattr(plan, axis) for axis in ("tp", "pp", "cp", "ep", "dp")} | {"dp_mode": plan.dp_mode}
-        resumed = session.resumed
-        self._emit("start", world=plan.world, layout=layout, resumed_from=resumed.step if resumed else None)
-        if resumed:
-            self._emit("load", step=resumed.step, seconds=resumed.seconds, passed_over=[list(one) for one in resumed.passed_over])
-
-    def _emit(self, kind: str, **fields: Any) -> None:
-        if self._sink is not None:
-            self._sink.emit(kind, **fields)
-
-    def _close(self, timeout_s: float) -> None:
-        if self._sink is not None:
-            self._sink.close(timeout_s)
-
-
-def _on(array: np.ndarray, device: torch.device) -> Tensor:
-    """[micro-batches, micro-batch, T] as [N, T] on the device."""
-    return torch.from_numpy(array).flatten(0, 1).to(device, non_blocking=True)
+    def _disowned(self) -> OwnershipError:
+        return OwnershipError(f"{self._session.run.path}: another attempt owns this run now: leaving without saving")

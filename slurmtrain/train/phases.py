@@ -4,8 +4,8 @@
 |---|---|
 | `data` | waiting for the next batch |
 | `forward_backward` | all passes over all micro-batches, with the reductions of gradients that they hide |
-| `optimizer` | the update |
-| `publish` | updated values on their way to the modules: gathered, or cast |
+| `reduction` | the step's one reduction: waiting for the slowest rank |
+| `optimizer` | the update, and the new values on their way to the modules |
 | `checkpoint` | training stands still while a checkpoint is made |
 | `evaluation` | |
 
@@ -22,7 +22,7 @@ from torch.autograd.profiler import record_function
 
 from slurmtrain.parallel.axis import Meter
 
-PHASES = ("data", "forward_backward", "optimizer", "publish", "checkpoint", "evaluation")
+PHASES = ("data", "forward_backward", "reduction", "optimizer", "checkpoint", "evaluation")
 HOST = frozenset({"data", "checkpoint", "evaluation"})
 """Phases that the host waits for itself; of the others the device's time counts."""
 

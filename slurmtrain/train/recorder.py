@@ -1,0 +1,99 @@
+"""What a rank tells: events into its node's file, and of rank 0 the numbers to whatever draws curves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from slurmtrain.clock import Clock
+from slurmtrain.parallel.bubble import expected_bubble
+from slurmtrain.telemetry.rates import rates
+from slurmtrain.telemetry.sink import EventSink
+from slurmtrain.train.evaluate import Evaluation
+from slurmtrain.train.metrics import unpack
+from slurmtrain.train.session import Session
+from slurmtrain.train.step import StepResult
+from slurmtrain.train.tensorboard import TensorBoard
+from slurmtrain.train.wandb import WeightsAndBiases
+from slurmtrain.train.writers import Background, Writer
+
+
+class Recorder:
+    """Local rank 0 of each node has a `sink`; steps, evaluations, skips and targets are rank 0's alone."""
+
+    def __init__(self, session: Session, sink: EventSink | None, clock: Clock) -> None:
+        self._session, self._sink, self._clock = session, sink, clock
+        self._first = session.world.rank == 0
+        self._writers = self._opened() if self._first else []
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        if self._sink is not None:
+            self._sink.emit(kind, **fields)
+
+    def note(self, text: str) -> None:
+        """One line that a person should read; no fault."""
+        self.emit("note", text=text)
+
+    def announce(self) -> None:
+        session, plan, resumed = self._session, self._session.plan, self._session.resumed
+        layout = {axis: getattr(plan, axis) for axis in ("tp", "pp", "cp", "ep", "dp")} | {"dp_mode": plan.dp_mode}
+        pipeline: dict[str, Any] = {}
+        if plan.pp > 1:
+            bubble = expected_bubble(plan.schedule, plan.pp, plan.vp, plan.microbatches)
+            pipeline = {"schedule": plan.schedule, "vp": plan.vp, "expected_bubble": round(bubble, 4)}
+        yard = session.yard.to_fields()
+        came_from = resumed.step if resumed else None
+        self.emit("start", world=plan.world, layout=layout, **pipeline, **yard, resumed_from=came_from)
+        if resumed:
+            self.emit("load", step=resumed.step, seconds=resumed.seconds, passed_over=[list(one) for one in resumed.passed_over])
+        for text in session.notes:
+            self.note(text)
+
+    def step(self, number: int, result: StepResult, *, seconds: float, places: int) -> None:
+        """`places`: tokens of the global batch, with and without a loss: what the hardware worked on."""
+        if not self._first:
+            return
+        session = self._session
+        fields: dict[str, Any] = {"step": number, "loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr}
+        fields |= {"tokens": session.progress.tokens, "step_s": seconds}
+        fields |= rates(session.yard, tokens=places, seconds=seconds, devices=session.plan.world)
+        if session.scaler is not None:
+            fields["scale"] = result.scale
+        previous = unpack(result.passengers, session.world.size)
+        if previous:
+            fields["previous"] = {"step": number - 1, **previous}
+        if result.skipped:
+            fields["skipped"] = True
+        self._tell("step", fields)
+        if result.skipped and session.scaler is not None:
+            self.emit("skip", step=number, scale=result.scale, next_scale=session.scaler.scale, grad_norm=result.grad_norm)
+
+    def evaluation(self, step: int, one: Evaluation) -> None:
+        if self._first:
+            self._tell("eval", {"step": step, "set": one.name, "eval_loss": one.loss, "tokens": one.tokens, "seconds": one.seconds})
+
+    def target(self, **fields: Any) -> None:
+        if self._first:
+            self.emit("target", **fields)
+
+    def close(self, timeout_s: float) -> None:
+        end = self._clock.monotonic() + timeout_s
+        for writer in self._writers:
+            writer.close(max(0.0, end - self._clock.monotonic()))
+        if self._sink is not None:
+            self._sink.close(max(1.0, end - self._clock.monotonic()))
+
+    def _tell(self, kind: str, fields: dict[str, Any]) -> None:
+        self.emit(kind, **fields)
+        for writer in self._writers:
+            writer.put(kind, fields)
+
+    def _opened(self) -> list[Background]:
+        run, metrics, first = self._session.run, self._session.job.metrics, self._session.progress.step + 1
+        opened: dict[str, Callable[[], Writer]] = {}
+        if metrics.tensorboard:
+            opened["tensorboard"] = lambda: TensorBoard(run.tensorboard, first)
+        if metrics.wandb is not None:
+            config, project = self._session.job.model_dump(mode="json", exclude={"environment"}), metrics.wandb
+            opened["wandb"] = lambda: WeightsAndBiases(project, run, config, self.note)
+        return [Background(name, make, self.note) for name, make in opened.items()]
