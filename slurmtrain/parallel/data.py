@@ -9,7 +9,8 @@ who keeps which values.
 | fsdp | own rows; whole while a block runs | own rows | `sharded` (FSDP2) |
 
 Everything sums, nothing averages. Gradients of passes add up in fp32; on the way between ranks they have `training.reduce_dtype`.
-bf16 there rounds each of the size - 1 additions to 2^-9 of the partial sum.
+bf16 there rounds each rank's share and each partial sum: an element is off by at most n 2^-9 of the sum of its n shares' magnitudes
+(HSDP's second sum, over the copies of a shard, stays in fp32).
 """
 
 from __future__ import annotations

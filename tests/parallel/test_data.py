@@ -60,7 +60,7 @@ def repeated():
     for mode in ("ddp", "zero1", "fsdp"):
         whole = Rank({"dp": 4, "dp_mode": mode})
         whole.train(1, 2, LR)
-        saved = {name: tensor for name, *_, tensor in gathered(whole)}
+        saved = gathered(whole)
         whole.gradients(1, 3)
         anew = Rank({"dp": 4, "dp_mode": mode})
         anew.load(saved)
@@ -76,7 +76,7 @@ def gathered(rank):
     values = {name: torch.zeros(p.shape) for name, p in toy().named_parameters()}
     for name, start, stop, _, tensor in (part for parts in everybody for part in parts):
         values[name][tuple(slice(a, b) for a, b in zip(start, stop, strict=True))] = tensor
-    return [(name, tensor) for name, tensor in values.items()]
+    return values
 
 
 def unhooked(layout):

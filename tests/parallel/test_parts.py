@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slurmtrain.boxes import tiling_fault
 from slurmtrain.config.model import ModelConfig
 from slurmtrain.models.names import global_shapes
-from slurmtrain.parallel.data import bucket_plan
+from slurmtrain.parallel.buckets import bucket_plan
 from slurmtrain.parallel.parts import Layout, shard_rows, stage_layouts, vocabulary
 
 MODEL = ModelConfig(layers=4, hidden=24, heads=8, kv_heads=4, head_dim=6, ffn=20, vocab=37)
