@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from slurmtrain.boxes import Part
+from slurmtrain.checkpoint.hf_files import TYPES, opened, tensor_files
 from slurmtrain.checkpoint.hf_names import Place, base_name, places, surplus
 from slurmtrain.checkpoint.state import dtype_name
 from slurmtrain.config.hf import CONFIG_NAME, model_keys, read_config
 from slurmtrain.config.model import ModelConfig
-from slurmtrain.config.weights import weight_files
 from slurmtrain.errors import CheckpointError
 from slurmtrain.models.names import EMBEDDING, HEAD
 from slurmtrain.units import counted
-
-TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Element types that are read, by their names in a file."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ def load_weights(folder: Path, model: ModelConfig, entries: Sequence[tuple[Part,
     files = sorted({wish.file for wish in wishes})
     casts: dict[str, None] = {}
     for file in files:
-        with _opened(file) as source, torch.no_grad():
+        with opened(file, "pt") as source, torch.no_grad():
             casts |= dict.fromkeys(cast for wish in wishes if wish.file == file if (cast := _read(source, wish)))
     return Loaded(len(wishes), len(files), tuple(casts))
 
@@ -87,26 +83,6 @@ def _find(place: Place, names: Mapping[str, str], files: Mapping[str, Path], fol
 
 def _tied(folder: Path) -> bool:
     return bool(model_keys(read_config(folder), str(folder / CONFIG_NAME))["tied_embeddings"])
-
-
-def tensor_files(folder: Path) -> dict[str, Path]:
-    """The file of each tensor of a folder."""
-    found = weight_files(folder)
-    if isinstance(found, Mapping):
-        return dict(found)
-    with _opened(found) as source:
-        return dict.fromkeys(source.keys(), found)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, framework="pt") as source:
-            yield source
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: cut off or damaged, fetch it again: {error}") from error
 
 
 def _read(source: Any, wish: _Wish) -> str:
