@@ -8,6 +8,7 @@ from slurmtrain.config.plan import Plan
 from slurmtrain.config.site import SiteConfig
 from slurmtrain.errors import PlacementError
 from slurmtrain.fabric.layout import check_layout, stages
+from slurmtrain.fabric.stages import cut
 
 
 def build_plan(job: JobConfig, site: SiteConfig) -> Plan:
@@ -17,7 +18,7 @@ def build_plan(job: JobConfig, site: SiteConfig) -> Plan:
     """
     gpus = job.slurm.gpus_per_node or site.node.gpus
     parallel, training = job.parallel, job.training
-    dp = resolve_dp(job, gpus)
+    dp, count = resolve_dp(job, gpus), parallel.pp * parallel.resolved_vp()
     plan = Plan(
         world=job.slurm.nodes * gpus,
         nodes=job.slurm.nodes,
@@ -31,7 +32,7 @@ def build_plan(job: JobConfig, site: SiteConfig) -> Plan:
         order=parallel.order,
         nvlink_domain=site.node.nvlink_domain,
         block_nodes=site.node.block_nodes,
-        stages=stages(job.model.layers, parallel.pp * parallel.resolved_vp(), parallel.stages),
+        stages=stages(job.model.layers, count, cut(job.model, training.sequence_length, count, parallel.stages)),
         global_batch=training.global_batch,
         micro_batch=training.micro_batch,
         microbatches=_microbatches(training.global_batch, training.micro_batch, dp),

@@ -1,7 +1,7 @@
-"""Which layers go into which pipeline stage, and how many micro-batches a schedule takes. Pure.
+"""How many layers each pipeline stage gets. Pure.
 
-A stage costs the operations of one token, forward (the backward pass is twice that everywhere, Megatron-LM, arXiv 2104.04473,
-section 3.2), counted as in `telemetry.flops` by its rule "causal": 2 for each number of a matrix, and attention of a causal mask
+A stage costs the operations of one token, forward (the backward pass is twice that everywhere: Narayanan et al., arXiv 2104.04473,
+appendix), counted as in `telemetry.flops` by its rule "causal": 2 for each number of a matrix, and attention of a causal mask
 at half. The embedding is a look-up, as many operations as numbers; the loss takes five for each logit (largest, difference,
 exponential, sum, gradient).
 
@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from slurmtrain.config.model import ModelConfig
-from slurmtrain.config.parallel import ScheduleName
-from slurmtrain.errors import ConfigError, PlacementError
+from slurmtrain.errors import PlacementError
 
 LOSS_OPERATIONS = 5
 
@@ -33,7 +32,7 @@ def cut(model: ModelConfig, sequence_length: int, count: int, stages: Sequence[i
     if stages is not None:
         return _asked(layers, count, tuple(stages))
     if count > layers:
-        raise PlacementError(f"parallel.pp = {count} (pp x vp stages) does not cut {layers} layers, one or more each: use 1 to {layers}")
+        raise PlacementError(f"parallel.pp x vp = {count} does not cut {layers} layers into stages of one or more: use 1 to {layers}")
     return _cheapest(layers, count, layer_operations(model, sequence_length), model.hidden, head_operations(model))
 
 
@@ -87,19 +86,3 @@ def _cheapest(layers: int, count: int, layer: int, first: int, last: int) -> tup
     best = squares(0, layers)
     assert best is not None
     return best[1]
-
-
-def check_microbatches(schedule: ScheduleName, pp: int, count: int) -> None:
-    """Raise ConfigError where a schedule of pp ranks cannot run `count` micro-batches a step (torch 2.13's own conditions)."""
-    least = {"1f1b": pp, "dualpipev": 2 * pp}.get(schedule, 1)
-    if count < least:
-        raise ConfigError(f"runs {least} micro-batches or more with pp = {pp}, not {count}: raise training.global_batch", **_key(schedule))
-    rounds = max(1, count // pp)
-    if schedule in ("interleaved", "interleaved-zero-bubble") and count % rounds:
-        near = sorted({count // pp * pp, -(-count // pp) * pp})
-        words = " or ".join(str(n) for n in near)
-        raise ConfigError(f"cannot run {count} micro-batches in {rounds} rounds of pp = {pp}: use {words}", **_key(schedule))
-
-
-def _key(schedule: ScheduleName) -> dict[str, str]:
-    return {"key": "parallel.schedule", "value": schedule}

@@ -64,7 +64,7 @@ class Chunks(PipelineStage):
     def _finish_weights(self, weights: Iterable[nn.Parameter]) -> None:
         """What the autograd engine does once a weight has its gradient."""
         for weight in weights:
-            for hook in list((weight._post_accumulate_grad_hooks or {}).values()):  # type: ignore[attr-defined]
+            for hook in list((weight._post_accumulate_grad_hooks or {}).values()):
                 hook(weight)
         if isinstance(self.submod, FSDPModule):
             for state in fully_shard.state(self.submod)._state_ctx.all_states:  # type: ignore[attr-defined]

@@ -7,10 +7,10 @@ boundary tensor at a time. torch's own `schedule.eval` fails under the V-shaped 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,6 @@ from torch import Tensor, nn
 from slurmtrain.config.plan import Plan
 from slurmtrain.parallel.axis import Axis
 from slurmtrain.parallel.batch import StepBatch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 @contextmanager
@@ -91,5 +88,5 @@ class ForwardOnly:
             work.wait()
         return inputs
 
-    def _op(self, kind: object, tensor: Tensor, stage: int) -> dist.P2POp:
+    def _op(self, kind: Callable[..., Any], tensor: Tensor, stage: int) -> dist.P2POp:
         return dist.P2POp(kind, tensor, group=self.pp.group, group_peer=self.plan.pp_index_of(stage))

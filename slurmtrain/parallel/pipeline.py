@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from slurmtrain.config.parallel import ScheduleName
 from slurmtrain.config.plan import Plan
 from slurmtrain.errors import DataError
-from slurmtrain.fabric.stages import check_microbatches
 from slurmtrain.parallel.axis import Axis, Meter
 from slurmtrain.parallel.batch import StepBatch
 from slurmtrain.parallel.forward_only import ForwardOnly, evaluating
@@ -60,7 +59,7 @@ class Runner(Protocol):
         """Forward and backward; gradients, of the sum of the loss times `scale`, are added to what is there.
 
         Returns the sum of the loss over this rank's tokens, unscaled, float64; 0 where the last stage is elsewhere.
-        Raises DataError or ConfigError, before anything is sent, for a batch that does not fit.
+        Raises DataError, before anything is sent, for a batch that does not fit.
         """
 
     def evaluate(self, batch: StepBatch) -> Tensor:
@@ -155,7 +154,6 @@ class Pipelined:
 
     def train(self, batch: StepBatch, scale: float) -> Tensor:
         count = self._check(batch)
-        check_microbatches(self._plan.schedule, self._plan.pp, count)
         schedule = self._schedules.get(count) or self._schedules.setdefault(count, self._make_schedule(count))
         self._scale, self._total = scale, torch.zeros_like(self._total)
         self._meter = Meter(self._device)
@@ -196,7 +194,11 @@ class Pipelined:
 
         make = getattr(schedules, TORCH_NAMES[self._plan.schedule])
         stages = self._chunks[0] if self._plan.schedule in SINGLE else self._chunks
-        return make(stages, n_microbatches=count, loss_fn=self._loss, scale_grads=False)
+        try:
+            return make(stages, n_microbatches=count, loss_fn=self._loss, scale_grads=False)
+        except ValueError as error:  # configuration checks refuse this
+            words = " ".join(str(error).split())
+            raise DataError(f"{self._plan.schedule} over {self._plan.pp} ranks: a batch makes {count} micro-batches: {words}") from None
 
     def _make_chunks(self) -> list[Chunks]:
         from slurmtrain.parallel.chunks import Chunks, boundary_tensor  # noqa: PLC0415  loads torch.distributed.pipelining

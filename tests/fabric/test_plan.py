@@ -71,7 +71,7 @@ def test_tp_8_over_two_nodes_needs_blocks():
     [
         (job(dp=3), ConfigError, "3"),
         (job(batch=12), PlacementError, r"global_batch = 12 is not a multiple of dp x micro_batch = 8 x 1 = 8"),
-        (job(pp=8), PlacementError, "pp = 8 does not cut 4 layers"),
+        (job(pp=8), PlacementError, "pp x vp = 8 does not cut 4 layers"),
         (job(ep=3), PlacementError, "ep = 3 must divide dp = 8"),
     ],
 )

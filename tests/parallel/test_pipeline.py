@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from slurmtrain.config.parallel import ZERO_BUBBLE
-from slurmtrain.errors import ConfigError, DataError
+from slurmtrain.errors import DataError
 from slurmtrain.parallel.axis import Axis, Meter
 from slurmtrain.parallel.batch import IGNORED, StepBatch
 from slurmtrain.parallel.pipeline import TORCH_NAMES, make_runner
@@ -22,7 +22,7 @@ LAYERS, MICRO, SCALE = 5, 2, 0.25
 COUNTS = (4, 2, 6, 4)
 """Micro-batches of the steps that one runner makes."""
 UNEVEN = {1: (5,), 2: (2, 3), 4: (2, 1, 1, 1)}
-FEW = {("dualpipev", 2): "4 micro-batches or more"}
+FEW = {("dualpipev", 2): "dualpipev over 2 ranks: a batch makes 2 micro-batches: "}
 
 
 def batch_of_count(count: int, length: int = LENGTH, *, extra: int = 0, documents: bool = True) -> StepBatch:
@@ -58,7 +58,7 @@ def refusal(function, *args):
     """The one line with which something is refused."""
     try:
         function(*args)
-    except (DataError, ConfigError) as error:
+    except DataError as error:
         return str(error)
     return None
 
