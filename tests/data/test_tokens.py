@@ -6,25 +6,10 @@ import json
 
 import numpy as np
 import pytest
-import xxhash
 
 from slurmtrain.data.tokens import TokenFolder
 from slurmtrain.errors import DataError
-
-
-def write_folder(path, documents: list[list[int]], dtype="uint16", *, vocab=257, eod=256, changes=None):
-    """A folder made from the description of the format, without the code under test."""
-    path.mkdir(parents=True, exist_ok=True)
-    tokens = np.array([t for document in documents for t in document], {"uint16": "<u2", "uint32": "<u4"}[dtype]).tobytes()
-    offsets = np.array([0, *np.cumsum([len(document) for document in documents])], "<i8").tobytes()
-    (path / "tokens.bin").write_bytes(tokens)
-    (path / "documents.bin").write_bytes(offsets)
-    files = {n: {"size": len(d), "xxh3_64": xxhash.xxh3_64(d).hexdigest()} for n, d in [("tokens.bin", tokens), ("documents.bin", offsets)]}
-    count = sum(len(document) for document in documents)
-    index = {"v": 1, "dtype": dtype, "tokens": count, "documents": len(documents), "vocab": vocab, "eod": eod, "files": files}
-    (path / "index.json").write_text(json.dumps({**index, **(changes or {})}))
-    return path
-
+from tests.data.token_files import write_folder
 
 DOCUMENTS = [[104, 105, 256], [256], [1, 2, 3, 4, 256]]
 
