@@ -9,7 +9,7 @@ works 3 vp m units, and the step lasts longer than that by
 | looped-bfs | 3 (p - 1) | Lamy-Poirier, arXiv 2211.05953: the same share |
 | interleaved-zero-bubble | p - 1 | Qi et al., arXiv 2401.10241: (p - 1)(T_F + T_B - T_W) of ZB-H1 |
 | zbv | p - 1 | there, section 6: no bubble once work has begun, and ranks that start a step together begin so much apart |
-| dualpipev | p - 1 | DeepSeek-AI, arXiv 2412.19437; the number is that of torch's order played through, forward and backward not overlapped |
+| dualpipev | p - 1 | DeepSeek-AI, arXiv 2412.19437; the number is of torch's order played through, nothing overlapped |
 
 for m >= p micro-batches (zbv: 2 p - 2); with fewer it is longer. Communication costs nothing here and stages cost alike: what is
 measured is more.
