@@ -131,7 +131,7 @@ class _Recipe:
     def stage(self, number: int, layouts: Mapping[str, Layout]) -> Stage:
         """A stage without values; FSDP2 wraps it before it has memory."""
         plan, axes, training = self.plan, self.axes, self.training
-        sharded = plan.dp_mode in ("zero2", "fsdp") and axes.dp_cp is not None
+        sharded = plan.dp_mode in ("zero2", "fsdp") and axes.shard is not None
         with torch.device("meta" if sharded else self.device):
             return Stage(
                 self.model,

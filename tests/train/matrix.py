@@ -144,11 +144,11 @@ def train(case: Case):
     if mesh is None:
         return None
     training = TrainingConfig(
-        steps=STEPS, sequence_length=SEQUENCE, global_batch=GLOBAL_BATCH, micro_batch=plan.micro_batch, clip_norm=CLIP, **case.training
+        steps=STEPS, sequence_length=SEQUENCE, global_batch=GLOBAL_BATCH, micro_batch=plan.micro_batch, **case.training
     )
     built = build(case.shape, plan, mesh, training, seed=SEED, device=CPU)
     optimizer = make_optimizer(built.parameters, OptimizerConfig(name="sgd", lr=LR, weight_decay=DECAY))
-    step = Step(built, optimizer, training, lr_at=lambda _: LR, flag=StopFlag(), world=world_group(plan))
+    step = Step(built, optimizer, lr_at=lambda _: LR, clip_norm=CLIP, flag=StopFlag(), world=world_group(plan), data_size=plan.dp)
     results = [
         step(number, share_of(batches(number, case.shape, GLOBAL_BATCH, documents=case.documents), plan, mesh))
         for number in range(1, STEPS + 1)
