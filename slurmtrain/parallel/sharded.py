@@ -88,7 +88,9 @@ def _shard(stage: Any, mesh: Any, axes: Axes, device: torch.device, *, dtype: to
     # Gradients add up in the policy's reduce_dtype; what is less precise on the wire alone is `Scatter`'s.
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for part in (*stage.layers.values(), stage):
-        sharded: Any = fully_shard(part, mesh=mesh, reshard_after_forward=not keep, mp_policy=policy)
+        # The stage's own weights are needed again as soon as its forward pass ends: resharding them would save nothing.
+        reshard = not keep and part is not stage
+        sharded: Any = fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
         sharded.set_custom_all_gather(Gather(axes.shard, device))

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from slurmtrain.parallel.axes import Axes
+from slurmtrain.parallel.axis import Axis, Meter
 from slurmtrain.parallel.buckets import Buckets
+from slurmtrain.parallel.data import make_reducer
 from slurmtrain.parallel.parameters import norm_share
 from slurmtrain.parallel.replicas import WholeBucket
 from tests.mpi_world import gloo_group, run_world
-from tests.parallel.toy import Rank, check_parts, expected_gradients, expected_values, tokens_of, toy, world_sum
+from tests.parallel.layouts import CPU, plan_of
+from tests.parallel.toy import (
+    MODEL,
+    Rank,
+    check_parts,
+    expected_gradients,
+    expected_values,
+    layouts_of,
+    tokens_of,
+    toy,
+    training,
+    world_sum,
+)
 
 LAYOUTS = {
     "one": {},
@@ -203,3 +220,17 @@ def test_more_passes_than_said_are_a_mistake():
     parameter.sum().backward()
     with pytest.raises(AssertionError, match="more backward passes"):
         parameter.sum().backward()
+
+
+def test_a_rank_counts_what_no_rank_before_it_has():
+    """Two stages on a rank; a tied head that its layout does not count stays uncounted, a second replica counts nothing."""
+    stages = [toy(), nn.ModuleDict({"tail": nn.Linear(3, 2), "layers": nn.ModuleDict()})]
+    layouts = layouts_of(stages[0]) | layouts_of(stages[1])
+    layouts["head.weight"] = replace(layouts["head.weight"], tied=True, counted=False)
+    for index in (0, 1):
+        ranks = Axis("dp_cp", None, 2, index, Meter(CPU, active=False))
+        axes = Axes(None, None, None, ranks, None, ranks, None, index, ranks.meter)
+        reducer, held = make_reducer(stages, layouts, plan_of(MODEL, dp=2), axes, training(), CPU)
+        assert list(reducer.holders) == list(held) == list(layouts)
+        assert {name for name, layout in held.items() if layout.owned} == (set(layouts) - {"head.weight"} if index == 0 else set())
+        assert held["head.weight"].tied
