@@ -38,6 +38,8 @@ class Report:
     nodes: tuple[str, ...]
     last_durable_step: int | None
     checked_s_ago: float | None
+    tokens_per_s_per_gpu: float | None = None
+    mfu: float | None = None
     error: str = ""
     path: str = ""
     next: str = ""
@@ -66,6 +68,8 @@ def report(seen: Seen, *, word: str | None = None) -> Report:
         nodes=_nodes(seen),
         last_durable_step=_durable(run),
         checked_s_ago=None if seen.age_s is None else round(seen.age_s, 1),
+        tokens_per_s_per_gpu=_mean(steps, "tokens_per_s_per_gpu"),
+        mfu=_mean(steps, "mfu"),
         error=_error(seen),
         path=str(run.path),
         next=next_command(seen, word or run.name),
@@ -87,7 +91,19 @@ def recent_steps(run: RunDir, limit_bytes: int = _TAIL_BYTES) -> list[Event]:
     return [event for event in steps if event.attempt == newest][-_RECENT:]
 
 
+def _mean(steps: Sequence[Event], name: str) -> float | None:
+    """Of the recent steps, weighed by their time; None where they do not tell it."""
+    told = [(f[name], f["step_s"]) for event in steps if _positive((f := event.fields).get("step_s")) and _positive(f.get(name))]
+    return sum(value * seconds for value, seconds in told) / sum(seconds for _, seconds in told) if told else None
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value > 0
+
+
 def _speed(steps: Sequence[Event], tokens: int) -> float | None:
+    if (told := _mean(steps, "tokens_per_s")) is not None:
+        return told
     seconds = [s for event in steps if isinstance(s := event.fields.get("step_s"), (int, float)) and s > 0]
     return tokens * len(seconds) / sum(seconds) if seconds and tokens else None
 
@@ -156,6 +172,7 @@ def progress_text(r: Report) -> str:
     shown = [f"{r.step}/{r.steps if r.steps is not None else '?'}"]
     shown += [f"loss {number(r.loss, '.4f')}"] if r.loss is not None else []
     shown += [f"{format_count(r.tokens_per_s)} tokens/s"] if r.tokens_per_s else []
+    shown += [f"MFU {r.mfu:.1%}"] if r.mfu else []
     return "  ".join(shown)
 
 

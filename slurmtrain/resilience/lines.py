@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slurmtrain.telemetry.events import Event
-from slurmtrain.units import format_count, format_size
+from slurmtrain.units import format_count, format_duration, format_size
 
 
 def stamp(t: float) -> str:
@@ -21,8 +21,10 @@ def number(value: Any, form: str) -> str:
 
 
 def tokens_per_s(fields: Mapping[str, Any], tokens_per_step: int) -> float | None:
-    """Of one step event."""
-    step_s = fields.get("step_s")
+    """Of one step event: its own word, else from the tokens of a step (events of the first release)."""
+    told, step_s = fields.get("tokens_per_s"), fields.get("step_s")
+    if isinstance(told, (int, float)):
+        return float(told)
     return tokens_per_step / step_s if isinstance(step_s, (int, float)) and step_s > 0 else None
 
 
@@ -39,6 +41,7 @@ def _step(event: Event, steps: int, tokens_per_step: int) -> str:
     speed = tokens_per_s(f, tokens_per_step)
     shown = [f"loss {number(f.get('loss'), '.4f')}", f"grad {number(f.get('grad_norm'), '.3f')}", f"lr {number(f.get('lr'), '.2e')}"]
     shown += [f"{format_count(speed)} tokens/s"] if speed else []
+    shown += [f"MFU {mfu:.1%}"] if isinstance(mfu := f.get("mfu"), float) else []
     return f"step {f.get('step')}/{steps}  " + "  ".join([*shown, f"{number(f.get('step_s'), '.3f')} s"])
 
 
@@ -70,11 +73,36 @@ def _error(event: Event, _steps: int, _tokens: int) -> str:
 
 
 def _finish(event: Event, _steps: int, _tokens: int) -> str:
-    return f"finished at step {event.fields.get('step')}"
+    early = ": the target was reached" if event.fields.get("reason") == "target" else ""
+    return f"finished at step {event.fields.get('step')}{early}"
 
 
 def _eval(event: Event, _steps: int, _tokens: int) -> str:
-    return f"evaluation at step {event.fields.get('step')}: loss {number(event.fields.get('eval_loss'), '.4f')}"
+    f = event.fields
+    name, size = f.get("set"), f.get("tokens")
+    over = f" over {format_count(size)} tokens" if isinstance(size, (int, float)) else ""
+    took = f" in {number(f['seconds'], '.2f')} s" if "seconds" in f else ""
+    return f"evaluation{f' of {name}' if name else ''} at step {f.get('step')}: loss {number(f.get('eval_loss'), '.4f')}{over}{took}"
+
+
+def _skip(event: Event, _steps: int, _tokens: int) -> str:
+    f = event.fields
+    scale, after = number(f.get("scale"), ".6g"), number(f.get("next_scale"), ".6g")
+    return f"step {f.get('step')} was skipped: gradients overflowed at loss scale {scale}; {after} from here on"
+
+
+def _target(event: Event, _steps: int, _tokens: int) -> str:
+    f = event.fields
+    seconds, size = f.get("elapsed_s"), f.get("tokens")
+    took = [f"{format_count(size)} tokens"] if isinstance(size, (int, float)) else []
+    took += [f"{format_duration(seconds)} since the start"] if isinstance(seconds, (int, float)) else []
+    took += [f"{number(f.get('gpu_hours'), '.4g')} GPU-hours"]
+    reached = f"target reached at step {f.get('step')}: {f.get('metric')} {number(f.get('value'), '.4f')}"
+    return f"{reached} is below {number(f.get('below'), 'g')}, after {', '.join(took)}"
+
+
+def _note(event: Event, _steps: int, _tokens: int) -> str:
+    return str(event.fields.get("text"))
 
 
 _LINES: Mapping[str, Callable[[Event, int, int], str | None]] = {
@@ -86,4 +114,7 @@ _LINES: Mapping[str, Callable[[Event, int, int], str | None]] = {
     "error": _error,
     "finish": _finish,
     "eval": _eval,
+    "skip": _skip,
+    "target": _target,
+    "note": _note,
 }

@@ -23,9 +23,11 @@ _HEAD = ("v", "t", "attempt", "rank", "kind")
 class Event:
     """Something that happened on a rank. `t` is seconds since the epoch.
 
-    Kinds of this release: `start` (world, layout, resumed_from), `step` (step, loss, grad_norm, lr, tokens, step_s; rank 0
-    alone, reduced values), `save` (step, seconds, bytes), `load` (step, seconds, passed_over), `stop` (step, reason), `error`
-    (error), `finish` (step).
+    Kinds of this release, of every node: `start` (world, layout, resumed_from, what MFU is measured by, of a pipeline the schedule and
+    the bubble that it should have), `save` (step, seconds, bytes), `load` (step, seconds, passed_over), `note` (text), `stop` (step,
+    reason), `error` (error), `finish` (step); of rank 0 alone, about the whole world: `step` (step, loss, grad_norm, lr, tokens,
+    step_s, rates, and the figures of the step before as `previous`), `skip` (step, scale, next_scale), `eval` (step, set, eval_loss,
+    tokens, seconds), `target` (step, metric, value and what it took). docs/formats.md has every field.
     """
 
     kind: str
@@ -36,7 +38,7 @@ class Event:
 
     def to_line(self) -> str:
         """One JSON line; a number that JSON has no word for (NaN, inf) becomes text."""
-        safe = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in self.fields.items()}
+        safe = {name: _speakable(value) for name, value in self.fields.items()}
         head = {"v": EVENT_VERSION, "t": self.t, "attempt": self.attempt, "rank": self.rank, "kind": self.kind}
         return json.dumps({**head, **safe}, separators=(",", ":"), allow_nan=False) + "\n"
 
@@ -48,3 +50,9 @@ class Event:
             raise ValueError(f"not an event: {line[:80]!r}")
         rest = {k: v for k, v in raw.items() if k not in _HEAD}
         return cls(raw["kind"], float(raw["t"]), int(raw["attempt"]), int(raw["rank"]), rest)
+
+
+def _speakable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _speakable(one) for name, one in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

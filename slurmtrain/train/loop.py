@@ -43,7 +43,7 @@ class Loop:
         self._recorder = Recorder(session, sink, clock)
         self._durable = session.resumed.step if session.resumed else None
         self._counted_at = clock.monotonic()
-        self._trained = False
+        self._last: StepResult | None = None
         standing.step = session.progress.step
         self._profiler: Profiler | None = None
         if session.job.metrics.profile is not None:
@@ -85,7 +85,8 @@ class Loop:
         if stop:
             self._recorder.emit("stop", step=progress.step, reason=stop)
             return Ending("stopped", progress.step, stop)
-        self._recorder.emit("finish", step=progress.step)
+        why = {"reason": "target"} if progress.step < steps else {}
+        self._recorder.emit("finish", step=progress.step, **why)
         return Ending("finished", progress.step)
 
     def _one_step(self) -> StepResult:
@@ -103,7 +104,7 @@ class Loop:
             raise NonFiniteError(f"{error}; nothing was updated; last durable checkpoint: {durable}") from None
         progress.step, progress.position = number, session.batches.position
         progress.tokens += result.tokens
-        self._standing.step, self._trained = number, True
+        self._standing.step, self._last = number, result
         seconds = self._clock.monotonic() - start
         if self._profiler is not None:
             self._profiler.after(number)
@@ -113,7 +114,8 @@ class Loop:
 
     def _figures(self) -> Figures | None:
         """Of the step before, where this attempt made it."""
-        return self._session.observer.take(self._session.progress.step) if self._trained else None
+        last = self._last
+        return None if last is None else self._session.observer.take(self._session.progress.step, last.own_loss)
 
     def _measured(self, result: StepResult) -> StopReason | None:
         """After a step: the evaluation that is due, the target on the training's own loss; why an evaluation was left."""

@@ -3,108 +3,33 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from slurmtrain.parallel.axis import Meter
-from slurmtrain.parallel.batch import StepBatch
-from slurmtrain.parallel.parameters import LocalParameter
 from slurmtrain.train.metrics import Figures
 from slurmtrain.train.phases import Phases
 
-_WORK = ("forward_backward", "optimizer")
+_WORK = ("forward_backward", "optimizer", "publish")
 """Phases in which a rank computes, besides waiting for others."""
 
 
-class Bubbled(Protocol):
+class Pipeline(Protocol):
     """What knows how long a pipeline stood still: `parallel.pipeline.Runner`."""
 
     def take_bubble(self) -> float | None: ...
 
 
-class Observable(Protocol):
-    """What is observed: `parallel.apply.Built`."""
-
-    @property
-    def parameters(self) -> Sequence[LocalParameter]: ...
-
-    @property
-    def counts_loss(self) -> bool: ...
-
-    @property
-    def runner(self) -> Bubbled: ...
-
-    def forward_backward(self, batch: StepBatch, scale: float) -> Tensor: ...
-
-    def evaluate(self, batch: StepBatch) -> Tensor: ...
-
-    def valid_tokens(self, batch: StepBatch) -> Tensor: ...
-
-    def publish(self) -> None: ...
-
-
-class Observed:
-    """A Built that keeps this rank's loss sum and tokens of the last step, in memory that the host may read after the step."""
-
-    def __init__(self, built: Observable) -> None:
-        self._built = built
-        self._numbers: Tensor | None = None
-
-    @property
-    def parameters(self) -> Sequence[LocalParameter]:
-        return self._built.parameters
-
-    @property
-    def counts_loss(self) -> bool:
-        return self._built.counts_loss
-
-    @property
-    def runner(self) -> Bubbled:
-        return self._built.runner
-
-    def forward_backward(self, batch: StepBatch, scale: float) -> Tensor:
-        loss_sum = self._built.forward_backward(batch, scale)
-        if self.counts_loss:
-            self._keep(torch.stack([loss_sum.double(), self.valid_tokens(batch).double()]))
-        return loss_sum
-
-    def evaluate(self, batch: StepBatch) -> Tensor:
-        return self._built.evaluate(batch)
-
-    def valid_tokens(self, batch: StepBatch) -> Tensor:
-        return self._built.valid_tokens(batch)
-
-    def publish(self) -> None:
-        self._built.publish()
-
-    def own_loss(self) -> float | None:
-        """Mean over this rank's own tokens of the last step; None where it has none. After the host's wait for that step."""
-        if self._numbers is None:
-            return None
-        loss, tokens = self._numbers.tolist()
-        return loss / tokens if tokens else None
-
-    def _keep(self, numbers: Tensor) -> None:
-        """On a GPU a copy to page-locked memory, in the order of the stream: there when the step's reduction is."""
-        if numbers.device.type != "cuda":
-            self._numbers = numbers
-            return
-        if self._numbers is None:
-            self._numbers = torch.empty(2, dtype=torch.float64, pin_memory=True)
-        self._numbers.copy_(numbers, non_blocking=True)
-
-
 class Observer:
     """Gathers a step's figures. `meter`: in which all collectives of the mesh count their waits."""
 
-    def __init__(self, built: Observed, phases: Phases, meter: Meter, device: torch.device) -> None:
-        self._built, self._phases, self._meter, self._device = built, phases, meter, device
+    def __init__(self, pipeline: Pipeline, phases: Phases, meter: Meter, device: torch.device) -> None:
+        self._pipeline, self._phases, self._meter, self._device = pipeline, phases, meter, device
 
-    def take(self, step: int) -> Figures:
+    def take(self, step: int, own_loss: float | None) -> Figures:
         """Of the step that is over, with all that was done since: a checkpoint, an evaluation."""
         seconds, waited = self._phases.take(), self._meter.take()
         work = sum(seconds.get(phase, 0.0) for phase in _WORK) - sum(waited.values())
@@ -114,8 +39,8 @@ class Observer:
             waited=waited,
             work_s=max(0.0, work),
             memory_bytes=peak_memory(self._device),
-            loss=self._built.own_loss(),
-            bubble=self._built.runner.take_bubble(),
+            loss=own_loss,
+            bubble=self._pipeline.take_bubble(),
         )
 
     @contextmanager

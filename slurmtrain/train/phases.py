@@ -5,7 +5,8 @@
 | `data` | waiting for the next batch |
 | `forward_backward` | all passes over all micro-batches, with the reductions of gradients that they hide |
 | `reduction` | the step's one reduction: waiting for the slowest rank |
-| `optimizer` | the update, and the new values on their way to the modules |
+| `optimizer` | the update |
+| `publish` | new values on their way to the modules: gathered, or cast |
 | `checkpoint` | training stands still while a checkpoint is made |
 | `evaluation` | |
 
@@ -22,7 +23,7 @@ from torch.autograd.profiler import record_function
 
 from slurmtrain.parallel.axis import Meter
 
-PHASES = ("data", "forward_backward", "reduction", "optimizer", "checkpoint", "evaluation")
+PHASES = ("data", "forward_backward", "reduction", "optimizer", "publish", "checkpoint", "evaluation")
 HOST = frozenset({"data", "checkpoint", "evaluation"})
 """Phases that the host waits for itself; of the others the device's time counts."""
 
@@ -37,7 +38,6 @@ class Phases:
     @contextmanager
     def at(self, phase: str) -> Iterator[None]:
         """Count what is inside as a phase."""
-        assert phase in PHASES, phase
         meter = self._host if phase in HOST else self._device
         if self._nvtx:
             torch.cuda.nvtx.range_push(phase)

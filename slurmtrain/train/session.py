@@ -16,7 +16,7 @@ from slurmtrain.config.job import JobConfig
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.stored import read_job, read_site
 from slurmtrain.data.loader import Batches
-from slurmtrain.parallel.apply import build
+from slurmtrain.parallel.apply import Built, build
 from slurmtrain.parallel.axis import Meter
 from slurmtrain.rundir import RunDir
 from slurmtrain.runtime.mesh import Mesh, build_mesh
@@ -28,7 +28,7 @@ from slurmtrain.train.evaluate import Evaluator
 from slurmtrain.train.feed import Feed, open_feed
 from slurmtrain.train.group import TorchGroup
 from slurmtrain.train.marks import Marks
-from slurmtrain.train.observe import Observed, Observer
+from slurmtrain.train.observe import Observer
 from slurmtrain.train.optimizer import Optimizer, make_optimizer
 from slurmtrain.train.phases import Phases
 from slurmtrain.train.scaler import LossScaler
@@ -60,7 +60,7 @@ class Session:
     plan: Plan
     world: World
     mesh: Mesh
-    built: Observed
+    built: Built
     optimizer: Optimizer
     step: Step
     batches: Batches
@@ -94,7 +94,7 @@ def open_session(run: RunDir, world: World, flag: StopFlag, clock: Clock) -> Ses
     feed = open_feed(job, mesh, world, site.paths.scratch)
     meter, phases = Meter(world.device), Phases(world.device)
     seed = seed_for(training.seed, purpose="model")
-    built = Observed(build(job.model, plan, mesh, training, seed=seed, device=world.device, meter=meter))
+    built = build(job.model, plan, mesh, training, seed=seed, device=world.device, meter=meter)
     optimizer = make_optimizer(built.parameters, job.optimizer)
     scaler = LossScaler(training.loss_scale) if training.dtype == "fp16" else None
     average = Average(built.parameters, training.ema_decay) if training.ema_decay is not None else None
@@ -128,7 +128,7 @@ def open_session(run: RunDir, world: World, flag: StopFlag, clock: Clock) -> Ses
         scaler=scaler,
         average=average,
         phases=phases,
-        observer=Observer(built, phases, meter, world.device),
+        observer=Observer(built.runner, phases, meter, world.device),
         yard=yardstick(job, site),
         notes=feed.batches.notes,
         resumed=None,
@@ -136,7 +136,7 @@ def open_session(run: RunDir, world: World, flag: StopFlag, clock: Clock) -> Ses
     return _begun(session, clock)
 
 
-def _evaluator(feed: Feed, built: Observed, flag: StopFlag, world: World, clock: Clock) -> Evaluator | None:
+def _evaluator(feed: Feed, built: Built, flag: StopFlag, world: World, clock: Clock) -> Evaluator | None:
     if not feed.sets:
         return None
     return Evaluator(built, feed.sets, flag=flag, world=dist.group.WORLD, device=world.device, clock=clock)

@@ -28,7 +28,21 @@ def line(kind: str, **fields: object) -> str | None:
         ("stop", {"step": 57, "reason": "requeue"}, ["step 57", "requeue"]),
         ("error", {"error": "ValueError: x"}, ["rank 0", "ValueError: x"]),
         ("finish", {"step": 300}, ["finished at step 300"]),
-        ("eval", {"step": 10, "eval_loss": 2.5}, ["step 10", "2.5000"]),
+        ("finish", {"step": 120, "reason": "target"}, ["finished at step 120: the target was reached"]),
+        ("step", {"step": 5, "loss": 1.0, "step_s": 2.0, "tokens_per_s": 4e6, "mfu": 0.4128}, ["4.00M tokens/s  MFU 41.3%  2.000 s"]),
+        ("eval", {"step": 10, "eval_loss": 2.5}, ["evaluation at step 10: loss 2.5000"]),
+        (
+            "eval",
+            {"step": 10, "set": "held-out", "eval_loss": 2.5, "tokens": 40960, "seconds": 1.5},
+            ["evaluation of held-out at step 10: loss 2.5000 over 41.0k tokens in 1.50 s"],
+        ),
+        ("skip", {"step": 7, "scale": 65536.0, "next_scale": 32768.0}, ["step 7 was skipped", "at loss scale 65536; 32768 from here on"]),
+        (
+            "target",
+            {"step": 90, "metric": "held-out", "below": 2.5, "value": 2.4999, "tokens": 5_000_000, "elapsed_s": 3700.0, "gpu_hours": 8.2},
+            ["target reached at step 90: held-out 2.4999 is below 2.5, after 5.00M tokens, 01:01:40 since the start, 8.2 GPU-hours"],
+        ),
+        ("note", {"text": "no room on n1"}, ["no room on n1"]),
     ],
 )
 def test_each_event_is_one_line(kind, fields, parts):
@@ -43,5 +57,5 @@ def test_events_of_a_newer_release_are_passed_over():
 
 
 def test_missing_fields_do_not_hurt():
-    for kind in ("step", "start", "save", "load", "stop", "error", "finish", "eval"):
+    for kind in ("step", "start", "save", "load", "stop", "error", "finish", "eval", "skip", "target", "note"):
         assert line(kind)

@@ -121,7 +121,7 @@ def test_a_line_that_a_dead_attempt_left_half_does_not_eat_the_next(path):
     assert [(event.kind, event.attempt) for event in read_events(path.parent)] == [("start", 2)]
 
 
-@pytest.mark.parametrize("value", [object(), {"deep": float("nan")}])
+@pytest.mark.parametrize("value", [object(), {"deep": object()}])
 def test_what_is_not_json_is_lost_and_nothing_is_raised(path, value):
     said = []
     events = sink(path, report=said.append)
@@ -140,3 +140,11 @@ def test_after_close_events_are_counted_as_lost(path):
     assert events.close()
     events.emit("finish", step=2)
     assert events.lost == 1
+
+
+def test_a_number_that_json_cannot_say_travels_as_text_however_deep(path):
+    events = sink(path)
+    events.emit("step", loss=float("nan"), previous={"loss_max": float("inf"), "wait_s": {"tp": float("-inf"), "pp": 0.5}})
+    assert events.close()
+    (event,) = read_events(path.parent)
+    assert event.fields == {"loss": "nan", "previous": {"loss_max": "inf", "wait_s": {"tp": "-inf", "pp": 0.5}}}
