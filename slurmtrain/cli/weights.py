@@ -34,7 +34,7 @@ def command() -> None:
 @click.option("--ema", is_flag=True, help="The moving average of the weights, where the run keeps one.")
 @root_option
 @click.pass_context
-def export(ctx: click.Context, name: str, out: Path, root: Path | None, **options: Any) -> None:
+def export(ctx: click.Context, /, name: str, out: Path, root: Path | None, **options: Any) -> None:
     """Write the weights of a run as a folder of safetensors with config.json, which transformers and others read."""
     from slurmtrain.checkpoint.hf_export import export as write
     from slurmtrain.cli.facts import locate
