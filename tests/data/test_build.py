@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from slurmtrain.cli.data import command
-from slurmtrain.data.build import build, find_texts
+from slurmtrain.data.build import build
+from slurmtrain.data.texts import find_texts
 from slurmtrain.data.tokens import TokenFolder
 from slurmtrain.errors import DataError, UserError
 from tests.fakes.disk import FakeDisk
@@ -61,7 +62,7 @@ def test_links_that_go_round_in_circles_end(texts, tmp_path):
 
 
 def test_a_text_larger_than_the_read_block_is_whole(texts, tmp_path, monkeypatch):
-    monkeypatch.setattr("slurmtrain.data.build._READ_BYTES", 3)
+    monkeypatch.setattr("slurmtrain.data.texts._READ_BYTES", 3)
     build([texts / "a" / "z.py"], tmp_path / "out")
     assert documents(tmp_path / "out") == [[*b"print()", 256]]
 
