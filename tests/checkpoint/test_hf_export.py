@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from slurmtrain.atomic import SystemDisk
+from slurmtrain.checkpoint import hf_export, hf_names
 from slurmtrain.checkpoint.casts import cast, finite
 from slurmtrain.checkpoint.hf import load_weights
 from slurmtrain.checkpoint.hf_export import export
@@ -205,6 +207,13 @@ def test_casts_are_those_of_torch():
     assert torch.equal(half.nan_to_num(7.0), torch.from_numpy(floats).half().nan_to_num(7.0))
     finite_ones = narrow.isfinite().numpy()
     assert [finite(patterns.numpy()[i : i + 1], "bfloat16") for i in range(0, 1 << 16, 97)] == list(finite_ones[::97])
+
+
+@pytest.mark.parametrize("module", [hf_names, hf_export], ids=lambda module: module.__name__)
+def test_examples_in_docstrings_hold(module):
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 def test_export_needs_no_torch():
