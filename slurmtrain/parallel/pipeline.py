@@ -228,13 +228,11 @@ def _local_cause() -> Iterator[None]:
     log.addFilter(_nothing)
     try:
         yield
-    except Exception as error:
+    except RuntimeError as error:
         cause: BaseException = error
-        while cause.__cause__ is not None:
+        while isinstance(cause, RuntimeError) and "ailed to run" in str(cause) and cause.__cause__ is not None:
             cause = cause.__cause__
-        if cause is error:
-            raise
-        raise cause from None
+        raise cause from cause.__cause__  # its own, if it has one
     finally:
         log.removeFilter(_nothing)
 
