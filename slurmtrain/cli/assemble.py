@@ -20,7 +20,7 @@ from slurmtrain.config.plan import Plan
 from slurmtrain.config.site import SiteConfig
 from slurmtrain.config.sites import choose_site, find_file
 from slurmtrain.data.summary import check_data
-from slurmtrain.errors import ConfigError, TemplateError, one_line
+from slurmtrain.errors import TemplateError, one_line
 from slurmtrain.fabric.plan import build_plan
 from slurmtrain.launch.directives import check_passthrough
 from slurmtrain.launch.interpreter import ask_versions, choose_python
@@ -84,18 +84,10 @@ def draft(wish: Wish, doors: Doors) -> Draft:
     site = choose_site(wish.site, doors.env, lambda: cluster_name(doors.slurm))
     check_job(job, site, where=str(wish.job_file))
     plan = build_plan(job, site)
-    _check_data(job, site, where=str(wish.job_file))
+    check_data(job, where=str(wish.job_file))
     root = root_of_site(wish.root, doors.env, site)
     check_root(root)
     return Draft(job, site, plan, RunDir(root / job.run.name))
-
-
-def _check_data(job: JobConfig, site: SiteConfig, *, where: str) -> None:
-    """Here, and not after hours in the queue. Raises ConfigError."""
-    if job.data.stage == "local" and site.paths.scratch is None:
-        problem = f"site {site.name} says no paths.scratch to copy to: add it there, or leave stage out"
-        raise ConfigError(problem, where=where, key="data.stage", value="local")
-    check_data(job, where=where)
 
 
 def assemble(wish: Wish, made: Draft, doors: Doors) -> RunContents:
