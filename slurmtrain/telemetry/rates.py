@@ -57,7 +57,7 @@ def rates(yard: Yardstick, *, tokens: int, seconds: float, devices: int) -> dict
 
     >>> yard = Yardstick("palm", 6e9, 8e9, 600.0, "metrics.peak_tflops")
     >>> rates(yard, tokens=400_000, seconds=2.0, devices=4)
-    {'tokens_per_s': 200000.0, 'tokens_per_s_per_gpu': 50000.0, 'mfu': 0.5, 'hfu': 0.6667}
+    {'tokens_per_s': 200000.0, 'tokens_per_s_per_gpu': 50000.0, 'mfu': 0.5, 'hfu': 0.666667}
     """
     if seconds <= 0:
         return {}
@@ -65,7 +65,7 @@ def rates(yard: Yardstick, *, tokens: int, seconds: float, devices: int) -> dict
     told = {"tokens_per_s": round(speed, 3), "tokens_per_s_per_gpu": round(speed / devices, 3)}
     if yard.peak_tflops is not None:
         peak = yard.peak_tflops * 1e12 * devices
-        told["mfu"] = round(speed * yard.flops_per_token / peak, 4)
+        told["mfu"] = round(speed * yard.flops_per_token / peak, 6)
         if yard.hardware_flops_per_token > yard.flops_per_token:
-            told["hfu"] = round(speed * yard.hardware_flops_per_token / peak, 4)
+            told["hfu"] = round(speed * yard.hardware_flops_per_token / peak, 6)
     return told

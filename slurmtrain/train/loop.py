@@ -113,9 +113,10 @@ class Loop:
         return result
 
     def _figures(self) -> Figures | None:
-        """Of the step before, where this attempt made it."""
+        """Of the step before, where this attempt made it; what was measured before its first step belongs to none."""
         last = self._last
-        return None if last is None else self._session.observer.take(self._session.progress.step, last.own_loss)
+        figures = self._session.observer.take(self._session.progress.step, None if last is None else last.own_loss)
+        return None if last is None else figures
 
     def _measured(self, result: StepResult) -> StopReason | None:
         """After a step: the evaluation that is due, the target on the training's own loss; why an evaluation was left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -72,7 +73,7 @@ def test_each_step_tells_the_figures_of_the_one_before(undisturbed):
     assert [e["previous"]["loss_max"] for e in steps[1:]] == pytest.approx([e["loss"] for e in steps[:-1]], rel=1e-12)
     saved = {e["step"] for e in undisturbed.events("save", 1)}
     assert {e["previous"]["step"] for e in steps[1:] if "checkpoint_s" in e["previous"]} == saved - {7}
-    for before, event in zip(steps, steps[1:], strict=False):
+    for before, event in itertools.pairwise(steps):
         figures = event["previous"]
         parts = sum(figures[f"{phase}_s"] for phase in ("data", "forward_backward", "optimizer", "publish"))
         assert 0 < parts <= before["step_s"], "phases lie inside their step"
