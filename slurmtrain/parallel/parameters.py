@@ -95,11 +95,22 @@ def norm_share(parameters: Sequence[LocalParameter], power: float) -> Tensor:
     Each parameter on its owner alone: summed (or the largest taken) over the world it counts every element of every global tensor
     once. Megatron-LM and torch clip the same quantity.
     """
-    grads = [p.grad for p in parameters if p.owned and p.parts]
-    if not grads:
-        return torch.zeros((), dtype=torch.float64, device=parameters[0].tensor.device if parameters else None)
-    norms = torch.stack([torch.linalg.vector_norm(grad, power, dtype=torch.float64) for grad in grads])
-    return norms.amax() if math.isinf(power) else norms.pow(power).sum()
+    return norm_and_soundness(parameters, power)[0]
+
+
+def norm_and_soundness(parameters: Sequence[LocalParameter], power: float) -> tuple[Tensor, Tensor]:
+    """`norm_share`, and whether all gradients of this rank are finite (bool): of copies that others count too.
+
+    A copy that is damaged on one rank alone must stop all; its norm costs no time, for the owner computes the same meanwhile.
+    """
+    chosen = [p for p in parameters if p.parts]
+    if not chosen:
+        device = parameters[0].tensor.device if parameters else None
+        return torch.zeros((), dtype=torch.float64, device=device), torch.ones((), dtype=torch.bool, device=device)
+    norms = torch.stack([torch.linalg.vector_norm(p.grad, power, dtype=torch.float64) for p in chosen])
+    owned = torch.tensor([p.owned for p in chosen]).to(norms.device, non_blocking=True)
+    counted = torch.where(owned, norms, 0.0)
+    return counted.amax() if math.isinf(power) else counted.pow(power).sum(), norms.isfinite().all()
 
 
 def scale_gradients(parameters: Sequence[LocalParameter], factor: float) -> None:

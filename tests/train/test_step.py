@@ -9,9 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from slurmtrain.boxes import Box, Part
 from slurmtrain.config.training import LossScale, OptimizerConfig
 from slurmtrain.errors import DataError, NonFiniteError
 from slurmtrain.parallel.batch import IGNORED, StepBatch
+from slurmtrain.parallel.parameters import LocalParameter, norm_share
 from slurmtrain.train.ema import Average
 from slurmtrain.train.optimizer import make_optimizer
 from slurmtrain.train.scaler import LossScaler
@@ -19,7 +21,7 @@ from slurmtrain.train.schedule import lr_at
 from slurmtrain.train.step import Step
 from slurmtrain.train.stopping import StopFlag
 from tests.mpi_world import gloo_group, run_world
-from tests.train.small_built import SmallBuilt, batch_of, first_values, loss_sum_of
+from tests.train.small_built import Held, SmallBuilt, batch_of, first_values, loss_sum_of
 
 CONFIG = OptimizerConfig(lr=0.05, warmup_steps=3, weight_decay=0.2, betas=(0.8, 0.9))
 STEPS, CLIP = 6, 0.25
@@ -87,6 +89,14 @@ def test_one_rank_is_a_plain_loop_of_torch(power):
     assert [r.tokens for r in results] == [batch_of(n).valid_tokens().item() for n in range(1, STEPS + 1)]
     assert results[0].own_loss == pytest.approx(results[0].loss, rel=1e-12)
     assert_close(built.weights, weights)
+
+
+def test_the_norm_of_a_large_matrix_is_right_to_the_last_digits_of_fp32():
+    grad = torch.rand(2048, 2048, generator=torch.Generator().manual_seed(1))
+    part = Part("w", (2048, 2048), Box((0, 0), (2048, 2048)), ((0, 2048), (0, 2048)))
+    parameter = LocalParameter("w", Held(grad, grad), (part,), owned=True, decays=True)
+    expected = grad.double().square().sum().item()
+    assert norm_share([parameter], 2.0).item() == pytest.approx(expected, rel=1e-7)
 
 
 def test_a_loss_scale_changes_no_bit():
