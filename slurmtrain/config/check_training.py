@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from slurmtrain.config.job import JobConfig
+from slurmtrain.config.optimizer import optimizer_fault
 from slurmtrain.config.refusal import either, refuse
 from slurmtrain.config.site import SiteConfig
 from slurmtrain.rundir import valid_run_name
@@ -13,6 +14,8 @@ from slurmtrain.rundir import valid_run_name
 def check_optimizer(job: JobConfig) -> None:
     optimizer, steps = job.optimizer, job.training.steps
     end = optimizer.total_steps or steps
+    if (fault := optimizer_fault(job)) is not None:
+        refuse(job, "optimizer.name", optimizer.name, fault)
     if max(optimizer.betas) >= 1:
         refuse(job, "optimizer.betas", list(optimizer.betas), "both must be less than 1, such as [0.9, 0.95]")
     if optimizer.momentum >= 1:
