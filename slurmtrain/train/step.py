@@ -22,7 +22,7 @@ from torch import Tensor
 
 from slurmtrain.errors import DataError, NonFiniteError
 from slurmtrain.parallel.batch import StepBatch
-from slurmtrain.parallel.parameters import LocalParameter, norm_share, scale_gradients
+from slurmtrain.parallel.parameters import LocalParameter, norm_and_soundness, scale_gradients
 from slurmtrain.telemetry.exitfile import StopReason
 from slurmtrain.train.ema import Average
 from slurmtrain.train.optimizer import Optimizer
@@ -169,9 +169,9 @@ class Step:
             self._scaler.passed()
 
     def _reduced(self, loss_sum: Tensor, batch: StepBatch, passengers: Sequence[float]) -> _Sums:
-        share = norm_share(self._built.parameters, self._power)
+        share, sound = norm_and_soundness(self._built.parameters, self._power)
         here = torch.stack([loss_sum, self._built.valid_tokens(batch).to(loss_sum.dtype)]) * self._built.counts_loss
-        broken = torch.stack([share, loss_sum]).isfinite().all().logical_not().to(share.dtype)
+        broken = (loss_sum.isfinite() & sound).logical_not().to(share.dtype)
         known = torch.tensor([*self._flag.one_hot(), *passengers], dtype=share.dtype).to(share.device, non_blocking=True)
         vector = torch.cat([share[None], here, broken[None], known])
         if self._world is not None:
