@@ -63,10 +63,7 @@ class AllGather:
     """Keys and values of all ranks are gathered, grouped as they are, and an explicit mask says what each query sees."""
 
     def __init__(self, cp: Axis, length: int, window: int | None = None) -> None:
-        self.cp = cp
-        self._mine = positions(length, cp.size, cp.index, "allgather")
-        self._all = torch.cat([positions(length, cp.size, index, "allgather") for index in range(cp.size)])
-        self._window = window
+        self.cp, self._length, self._window = cp, length, window
         self._plain: Tensor | None = None
 
     def mask(self, documents_BT: Tensor | None) -> Tensor | None:
@@ -84,9 +81,17 @@ class AllGather:
         return functional.scaled_dot_product_attention(q_BHTE, k, v, attn_mask=mask, enable_gqa=q_BHTE.shape[1] != k.shape[1])
 
     def _causal(self, device: torch.device) -> Tensor:
+        """Made once; in compiled code where it is used, since a compiler lets nothing be set outside."""
+        if torch.compiler.is_compiling():
+            return self._made(device)
         if self._plain is None or self._plain.device != device:
-            self._plain = allowed(self._mine.to(device), self._all.to(device), self._window)
+            self._plain = self._made(device)
         return self._plain
+
+    def _made(self, device: torch.device) -> Tensor:
+        size = self.cp.size
+        places = [positions(self._length, size, index, "allgather", device) for index in range(size)]
+        return allowed(places[self.cp.index], torch.cat(places), self._window)
 
 
 class _Gather(torch.autograd.Function):

@@ -6,15 +6,16 @@ the layer as before. Random numbers are the same in both passes.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from slurmtrain.parallel.keep import Record, Replay, is_dear
 
+Forward = Callable[..., Tensor]
 Mode = Literal["none", "selective", "full"]
 
 
@@ -30,11 +31,24 @@ def recompute(stage: Layered, mode: Mode, every: int) -> None:
     """
     for number, layer in stage.layers.items():
         if mode != "none" and int(number) % every == 0:
-            contexts = _selective if mode == "selective" else noop_context_fn
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=contexts)
+            layer.forward = _selective(layer.forward) if mode == "selective" else _full(layer.forward)
 
 
-def _selective() -> tuple[Any, Any]:
+def _full(forward: Forward) -> Forward:
+    def again(*inputs: Any) -> Tensor:
+        return checkpoint(forward, *inputs, use_reentrant=False)
+
+    return again
+
+
+def _selective(forward: Forward) -> Forward:
+    def again(*inputs: Any) -> Tensor:
+        return checkpoint(forward, *inputs, use_reentrant=False, context_fn=_contexts)
+
+    return again
+
+
+def _contexts() -> tuple[Any, Any]:
     """The contexts of the first pass and of those made again; a compiler knows torch's own alone."""
     if torch.compiler.is_compiling():
         return create_selective_checkpoint_contexts(_policy)
