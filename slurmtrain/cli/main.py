@@ -22,7 +22,7 @@ COMMANDS = {
     "stop": ("slurmtrain.cli.stop", "Save, then end the run; it is not requeued."),
     "cancel": ("slurmtrain.cli.cancel", "Cancel the job of a run at once."),
     "site": ("slurmtrain.cli.site", "List the sites, or show one."),
-    "data": ("slurmtrain.cli.data", "Build folders of tokens."),
+    "data": ("slurmtrain.cli.data", "Build, inspect and convert tokens."),
     "weights": ("slurmtrain.cli.weights", "Export weights for transformers, or show a model."),
 }
 """Name to (module that holds the click object `command`, one line of help)."""

@@ -88,7 +88,7 @@ def _opened(path: Path) -> tuple[dict[str, Any], Summary]:
     _check(path, arrays)
     tokens, offsets = arrays[TOKENS], arrays.get(DOCUMENTS)
     if offsets is not None:
-        arrays[DOCUMENTS] = offsets if isinstance(offsets, np.memmap) and offsets.dtype == np.int64 else np.asarray(offsets, np.int64)
+        arrays[DOCUMENTS] = offsets if isinstance(offsets, np.ndarray) and offsets.dtype == np.int64 else np.asarray(offsets, np.int64)
     ends = [np.asarray(tokens[:_ENDS], "<i8"), np.asarray(tokens[-_ENDS:], "<i8")]
     total = xxhash.xxh3_64_hexdigest(b"".join([str(len(tokens)).encode(), *(end.tobytes() for end in ends)]))
     documents = 1 if offsets is None else len(offsets) - 1

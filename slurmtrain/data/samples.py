@@ -72,5 +72,5 @@ def _numbered(starts: np.ndarray, count: int, length: int) -> tuple[np.ndarray, 
     """(positions, documents) [T] of a sample in which documents begin at `starts`, and of whose tokens `count` are there."""
     firsts = np.unique(np.concatenate([[0], starts[starts < length], [min(count, length)]]))
     firsts = firsts[firsts < length]
-    documents = np.searchsorted(firsts, np.arange(length), "right") - 1
-    return np.arange(length) - firsts[documents], documents
+    lengths = np.diff(firsts, append=length)
+    return np.arange(length) - np.repeat(firsts, lengths), np.repeat(np.arange(len(firsts)), lengths)

@@ -18,10 +18,11 @@ from typing import Any
 import xxhash
 
 from slurmtrain.atomic import Disk, SystemDisk, fsync_file, to_json
+from slurmtrain.config.expand import expand
 from slurmtrain.data.index import INDEX_NAME, read_index
 from slurmtrain.data.pair import answers_of, bin_of, idx_of
 from slurmtrain.data.summary import Summary, summarize
-from slurmtrain.errors import DataError, one_line
+from slurmtrain.errors import ConfigError, DataError, one_line
 
 STAGED_NAME = "staged.json"
 _BLOCK_BYTES = 16 << 20
@@ -33,7 +34,9 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Node:
-    """How the ranks of a node share copies. `scratch`: the site's node-local folder; `copier`: this rank copies (one of the node);
+    """How the ranks of a node share copies.
+
+    `scratch`: the site's node-local folder, with `~` and $VARIABLES of this node; `copier`: this rank copies (one of the node);
     `share`: collective, gives the copier's value to all ranks of its node; `disk`: the door to publishing.
     """
 
@@ -72,6 +75,10 @@ def _answer(paths: Sequence[Path], most_bytes: int | None, node: Node) -> Staged
         return Staged(tuple(paths), ("data.stage: this site has no paths.scratch: the tokens are read where they are",))
     placed, notes, left = [], [], most_bytes
     try:
+        scratch = expand(node.scratch, os.environ, where="site", key="paths.scratch")
+    except ConfigError as error:
+        return Staged(tuple(paths), (one_line(f"data.stage: the tokens are read where they are: {error}"),))
+    try:
         for path in paths:
             source = summarize(path)
             size = sum(file.stat().st_size for file in _files(source))
@@ -79,7 +86,7 @@ def _answer(paths: Sequence[Path], most_bytes: int | None, node: Node) -> Staged
                 notes.append(_note(path, f"{size} bytes are more than the {left} left of data.stage_bytes"))
                 placed.append(path)
                 continue
-            copy, why = _copied(source, size, node.scratch, node.disk or SystemDisk())
+            copy, why = _copied(source, size, scratch, node.disk or SystemDisk())
             placed.append(copy or path)
             notes += [_note(path, why)] if why else []
             left = left - size if left is not None and copy else left

@@ -44,7 +44,7 @@ class TokenFolder:
         """Map the files of a folder; costs the same whatever their size. Raises DataError: missing, short, damaged, newer version."""
         index = read_index(path)
         check_files(path, index)
-        offsets = np.memmap(path / DOCUMENTS_NAME, "<i8", "r")
+        offsets = mapped(path / DOCUMENTS_NAME, "<i8", index.documents + 1)
         if offsets[0] != 0 or offsets[-1] != index.tokens:
             raise DataError(f"{path / DOCUMENTS_NAME}: damaged: does not run from 0 to {index.tokens} tokens")
         marks = mapped(path / ANSWERS_NAME, "u1", index.tokens) if ANSWERS_NAME in index.files else None
@@ -105,7 +105,7 @@ class TokenFolder:
 
 def mapped(path: Path, dtype: str | np.dtype[Any], count: int, offset: int = 0) -> np.ndarray:
     """`count` numbers of a file, memory-mapped; none where there are none (an empty file cannot be mapped)."""
-    return np.memmap(path, dtype, "r", offset, (count,)) if count else np.empty(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r", offset, (count,))) if count else np.empty(0, dtype)
 
 
 def sum_of(path: Path) -> str:

@@ -154,6 +154,16 @@ def test_another_job_that_publishes_first_is_as_good(tmp_path, scratch):
     assert staged == Staged((copy,), ())
 
 
+def test_scratch_may_be_told_by_a_variable_of_the_node(tmp_path, scratch, monkeypatch):
+    shared = write_folder(tmp_path / "tokens", DOCUMENTS)
+    monkeypatch.setenv("NODE_DISK", str(scratch))
+    assert scratch in stage_sources([shared], None, Node(Path("$NODE_DISK"))).paths[0].parents
+    monkeypatch.delenv("NODE_DISK")
+    staged = stage_sources([shared], None, Node(Path("$NODE_DISK")))
+    assert staged.paths == (shared,)
+    assert "$NODE_DISK is not set" in staged.notes[0]
+
+
 def test_without_scratch_there_is_a_note(tmp_path):
     shared = write_folder(tmp_path / "tokens", DOCUMENTS)
     staged = stage_sources([shared], None, ALONE)
