@@ -22,15 +22,13 @@ from slurmtrain.parallel.axis import Meter
 from slurmtrain.parallel.batch import StepBatch
 from slurmtrain.parallel.compile import compile_blocks
 from slurmtrain.parallel.context import attention_over, cut, positions
-from slurmtrain.parallel.data import Reducer, make_reducer
+from slurmtrain.parallel.data import DTYPES, Reducer, make_reducer
 from slurmtrain.parallel.decoder import Stage
 from slurmtrain.parallel.fp8 import matmul_for
 from slurmtrain.parallel.parameters import LocalParameter, sum_partial, sum_tied
 from slurmtrain.parallel.parts import Layout, stage_layouts
 from slurmtrain.parallel.pipeline import Runner, make_runner
 from slurmtrain.parallel.recompute import recompute
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -129,10 +127,9 @@ class _Recipe:
         return number == len(self.plan.stages) - 1
 
     def stage(self, number: int, layouts: Mapping[str, Layout]) -> Stage:
-        """A stage without values; FSDP2 wraps it before it has memory."""
+        """A stage without memory; the reducer gives it some, in the right type, once it has wrapped it."""
         plan, axes, training = self.plan, self.axes, self.training
-        sharded = plan.dp_mode in ("zero2", "fsdp") and axes.shard is not None
-        with torch.device("meta" if sharded else self.device):
+        with torch.device("meta"):
             return Stage(
                 self.model,
                 plan.stages[number],

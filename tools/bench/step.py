@@ -170,9 +170,8 @@ def measure_scaling(args: argparse.Namespace, layout: Layout, batch: int) -> dic
 def run_scaling(args: argparse.Namespace) -> None:
     print(f"{os.cpu_count()} cores; weights, gradients and two moments in fp32: 16 bytes for each of a rank's parameters")
     for kind in ("strong", "weak"):
-        print(
-            f"\n{kind} scaling\n{'layout':<8} {'batch':>5} {'step_s':>8} {'tokens/s':>9} {'x one':>6} {'waiting':>8} {'peak MB':>8} {'state MB':>9}"
-        )
+        print(f"\n{kind} scaling")
+        print(f"{'layout':<8} {'batch':>5} {'step_s':>8} {'tokens/s':>9} {'x one':>6} {'waiting':>8} {'peak MB':>8} {'state MB':>9}")
         base = None
         for ranks in args.ranks:
             for axis, make in SCALED.items():
