@@ -10,6 +10,7 @@ from typing import Any
 
 from slurmtrain.cli.again import again
 from slurmtrain.cli.facts import Seen, config_of
+from slurmtrain.config.job import JobConfig
 from slurmtrain.resilience.lines import number
 from slurmtrain.rundir import RunDir
 from slurmtrain.slurm.hostlist import fold
@@ -58,7 +59,7 @@ def report(seen: Seen, *, word: str | None = None) -> Report:
     return Report(
         run=run.name,
         state=seen.state.state,
-        reason=seen.state.reason,
+        reason=_reason(seen, last.get("step", 0), job),
         job_id=seen.facts.job.job_id if seen.facts.job else seen.facts.job_id,
         attempt=attempt.attempt if attempt else None,
         step=last.get("step", 0),
@@ -75,6 +76,11 @@ def report(seen: Seen, *, word: str | None = None) -> Report:
         next=next_command(seen, word or run.name),
         then=resume_command(seen, word or run.name) if seen.state.state == "FAILED" else "",
     )
+
+
+def _reason(seen: Seen, step: int, job: JobConfig | None) -> str:
+    early = job is not None and job.target is not None and job.target.stop and step < job.training.steps
+    return "its target was reached" if early and seen.state.state == "FINISHED" else seen.state.reason
 
 
 def recent_steps(run: RunDir, limit_bytes: int = _TAIL_BYTES) -> list[Event]:

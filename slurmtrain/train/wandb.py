@@ -22,20 +22,18 @@ class WeightsAndBiases:
     def __init__(self, project: str, run: RunDir, config: Mapping[str, Any], note: Callable[[str], None]) -> None:
         import wandb  # noqa: PLC0415 an optional extra
 
-        folder, name = run.wandb, run.name
-        folder.mkdir(parents=True, exist_ok=True)
         identity = hashlib.blake2b(str(run.path).encode(), digest_size=8).hexdigest()
 
         def begun(mode: str | None) -> Any:
-            # No copy of stdout: the supervisor's lines are the run's log.
-            settings = wandb.Settings(console="off", init_timeout=_INIT_S)
-            words = {"project": project, "name": name, "id": identity, "resume": "allow", "dir": str(folder), "config": dict(config)}
+            # No copy of stdout, and no lines of its own in it: the supervisor's are the run's log.
+            settings = wandb.Settings(console="off", silent=True, init_timeout=_INIT_S)
+            words = {"project": project, "name": run.name, "id": identity, "resume": "allow", "dir": str(run.path), "config": dict(config)}
             return wandb.init(**words, mode=mode, settings=settings)
 
         try:
             self._run = begun(None)
         except Exception as error:  # noqa: BLE001 every release of wandb has other errors for this
-            note(f"wandb keeps its files in {folder} (`wandb sync` sends them later): {one_line(str(error), 120)}")
+            note(f"wandb keeps its files in {run.wandb} (`wandb sync` sends them later): {one_line(str(error), 120)}")
             self._run = begun("offline")
         self._run.define_metric("*", step_metric="step")
 

@@ -200,3 +200,60 @@ def test_watch_goes_on_through_a_requeue(desk):
     result = desk.type("status", "job", "--watch")
     assert result.exit_code == 0
     assert "REQUEUED: waits (BeginTime)" in result.stdout
+
+
+def test_rates_that_steps_tell_are_averaged_over_their_time(desk):
+    """Two steps of 1 s and 3 s at 400 and 800 tokens/s are 700 tokens/s, whatever the batch was."""
+    run, job_id = submitted(desk)
+    attempted(desk, run, job_id, steps=range(0))
+    for step, seconds, speed in ((1, 1.0, 400.0), (2, 3.0, 800.0)):
+        fields = {
+            "step": step,
+            "loss": 2.0,
+            "step_s": seconds,
+            "tokens_per_s": speed,
+            "tokens_per_s_per_gpu": speed / 8,
+            "mfu": speed / 2000,
+        }
+        write_event(run, Event("step", desk.clock.time(), 1, 0, fields))
+    told = status(desk)
+    assert (told["tokens_per_s"], told["tokens_per_s_per_gpu"], told["mfu"]) == (700.0, 87.5, pytest.approx(0.35))
+    assert "2.0000  700 tokens/s  MFU 35.0%" in desk.type("status", "job").stdout
+
+
+def test_rates_that_no_step_tells_are_null(desk):
+    run, job_id = submitted(desk)
+    attempted(desk, run, job_id)
+    told = status(desk)
+    assert (told["tokens_per_s_per_gpu"], told["mfu"]) == (None, None)
+
+
+def test_a_run_that_its_target_ended_says_so(desk):
+    run, job_id = submitted(desk)
+    raw = json.loads(run.job_json.read_text())
+    run.job_json.write_text(json.dumps(raw | {"target": {"below": 5.0, "stop": True}}))
+    attempted(desk, run, job_id, outcome=Outcome("finished", "all steps done"))
+    run.finished.write_text("{}")
+    assert (told := status(desk))["step"] < told["steps"]
+    assert told["reason"] == "its target was reached"
+
+
+def test_evaluations_skips_targets_and_notes_are_lines_of_a_watched_run(desk):
+    run, job_id = submitted(desk)
+    attempted(desk, run, job_id, outcome=Outcome("finished", "all steps done"))
+    for kind, fields in {
+        "eval": {"step": 5, "set": "held-out", "eval_loss": 2.5, "tokens": 4096, "seconds": 0.5},
+        "skip": {"step": 4, "scale": 8.0, "next_scale": 4.0, "grad_norm": "inf"},
+        "target": {"step": 5, "metric": "loss", "below": 5.0, "value": 4.5, "tokens": 500, "elapsed_s": 60.0, "gpu_hours": 0.1},
+        "note": {"text": "no room for the tokens on n1"},
+    }.items():
+        write_event(run, Event(kind, desk.clock.time(), 1, 0, fields))
+    run.finished.write_text("{}")
+    shown = desk.type("status", "job", "--watch").stdout
+    said = [
+        "evaluation of held-out at step 5: loss 2.5000",
+        "step 4 was skipped",
+        "target reached at step 5",
+        "no room for the tokens on n1",
+    ]
+    assert all(text in shown for text in said), shown
