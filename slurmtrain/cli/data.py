@@ -28,6 +28,7 @@ def command() -> None:
 
 
 @command.command(
+    short_help="Turn text into indexed tokens.",
     context_settings=_WIDE,
     epilog=examples(
         "slurmtrain data build /usr/lib/python3.11 --out data/python",
@@ -77,6 +78,7 @@ def build(ctx: click.Context, /, paths: tuple[Path, ...], out: Path, **said: Any
 
 
 @command.command(
+    short_help="Write tokens in another format.",
     context_settings=_WIDE,
     epilog=examples("slurmtrain data convert web_text_document --to folder --out data/web --vocab 50257 --eod 50256"),
 )

@@ -70,7 +70,6 @@ class Samples:
 
 def _numbered(starts: np.ndarray, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """(positions, documents) [T] of a sample in which documents begin at `starts`, and of whose tokens `count` are there."""
-    firsts = np.unique(np.concatenate([[0], starts[starts < length], [min(count, length)]]))
-    firsts = firsts[firsts < length]
+    firsts = np.concatenate([[0], starts[starts < length], [count] if count < length else []]).astype(np.int64)
     lengths = np.diff(firsts, append=length)
     return np.arange(length) - np.repeat(firsts, lengths), np.repeat(np.arange(len(firsts)), lengths)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -135,6 +137,20 @@ def test_mistakes_are_one_line(desk, tmp_path, monkeypatch, words, says):
     monkeypatch.chdir(tmp_path)
     result = desk.type("data", *words)
     assert says in one_line_of(result, code=1 if "none" in words else 2)
+
+
+def test_a_terminal_shows_a_bar_and_a_file_none(tmp_path):
+    """On a pseudo-terminal the bar is drawn; what is printed at the end is the same."""
+    (tmp_path / "a.txt").write_text("words " * 1000)
+    shown, end = pty.openpty()
+    words = [sys.executable, "-m", "slurmtrain.cli.main", "data", "build", "a.txt", "--out", "made", "--force"]
+    done = subprocess.run(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=end, check=True, env={**os.environ, "TERM": "xterm"})
+    os.close(end)
+    assert b"reading" in os.read(shown, 1 << 16)
+    os.close(shown)
+    plain = subprocess.run(words, cwd=tmp_path, capture_output=True, check=True)
+    assert plain.stderr == b""
+    assert done.stdout.split()[:4] == plain.stdout.split()[:4] == [b"tokens", b"6001", b"documents", b"1"]
 
 
 class Keeping(FakeSlurm):

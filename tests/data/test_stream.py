@@ -70,6 +70,24 @@ def test_all_ranks_of_a_data_rank_read_the_same(folder):
     assert all(np.array_equal(a.inputs, b.inputs) and np.array_equal(a.labels, b.labels) for a, b in zip(one, other, strict=True))
 
 
+def test_nothing_is_built_or_written_when_training_starts(tmp_path):
+    """So no node can lack an index, or have another one (NVIDIA/Megatron-LM#907)."""
+    paths = (
+        write_folder(tmp_path / "f", numbers(500)),
+        write_pair(tmp_path / "p", numbers(300)),
+        write_hdf5(tmp_path / "t.h5", numbers(300)),
+    )
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    config = job(sources=tuple(DataSource(path=path) for path in paths), documents="separate")
+    nodes = [open_batches(config, data_rank=0, data_size=1, seed=5) for _ in range(2)]
+    first, second = (next(node) for node in nodes)
+    assert np.array_equal(first.inputs, second.inputs)
+    assert nodes[0].fingerprint == nodes[1].fingerprint
+    for node in nodes:
+        node.close()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
 def test_staged_batches_are_the_same_and_are_read_on_the_node(tmp_path, folder):
     config = job(folder, stage="local")
     expected = stream(job(folder))
