@@ -112,6 +112,7 @@ def _shared_kv(tensors: Sequence[tuple[str, Shape]], model: ModelConfig, index: 
 
 def layer_layouts(model: ModelConfig, layer: int, index: int, size: int) -> dict[str, Layout]:
     """Local parameters of one layer at tensor-parallel coordinate `index` of `size`, by their names in the stage."""
+    _even(model.heads, size, "heads")
     shapes, local = layer_shapes(model), {}
     rest = set(shapes)
     for fused, names in _fused(shapes, model, size).items():

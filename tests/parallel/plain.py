@@ -39,8 +39,8 @@ class Plain(nn.Module):
 
     def _rotate(self, x_BTHE, positions_BT):
         E = x_BTHE.shape[-1]
-        angle = positions_BT[:, :, None, None] * self.model.rope_theta ** (-2 * torch.arange(E // 2) / E)
-        turn = torch.polar(torch.ones_like(angle), angle)
+        angle = positions_BT[:, :, None, None].double() * self.model.rope_theta ** (-2 * torch.arange(E // 2).double() / E)
+        turn = torch.polar(torch.ones_like(angle), angle).to(x_BTHE.dtype.to_complex())
         turned = torch.complex(*x_BTHE.chunk(2, -1)) * turn
         return torch.cat([turned.real, turned.imag], -1)
 

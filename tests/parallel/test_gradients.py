@@ -1,183 +1,212 @@
-"""Loss, norm and every gradient of every layout equal those of the single-device model on the whole batch."""
+"""Stages cut over 2 and 4 tensor-parallel ranks: loss, norm and every gradient equal those of plain torch on one process."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
-from slurmtrain.parallel.apply import build
-from slurmtrain.parallel.data import Replicas
-from slurmtrain.parallel.parameters import squared_norm
-from slurmtrain.parallel.tensor import gather_sequence, scatter_sequence, vocabulary_loss
+from slurmtrain.models.names import global_shapes
+from slurmtrain.parallel.parameters import norm_share
+from slurmtrain.parallel.tensor import gather_sequence, scatter_sequence
 from tests.mpi_world import gloo_group, run_world
-from tests.parallel.layouts import MODEL, SEQUENCE, TorchMesh, batch_of, plan_of, reference
+from tests.parallel.cut import differences, finish, plain_case, run, stages_of
+from tests.parallel.layouts import MODELS, SEQUENCE, changed, mean_loss, whole_axis
+from tests.parallel.plain import Plain
 
-LAYOUTS = {
-    "one": {},
-    "accumulate": {"micro_batch": 2},
-    "tp2": {"tp": 2, "micro_batch": 4},
-    "dp2 accumulates": {"dp": 2},
-    "dp4 fsdp": {"dp": 4, "mode": "fsdp"},
-    "pp2": {"pp": 2, "micro_batch": 2},
-    "pp4": {"pp": 4},
-    "tp2 pp2": {"tp": 2, "pp": 2, "micro_batch": 2},
-    "tp2 dp2": {"tp": 2, "dp": 2, "micro_batch": 4},
-    "tp2 dp2 fsdp": {"tp": 2, "dp": 2, "mode": "fsdp", "micro_batch": 2},
-    "pp2 dp2": {"pp": 2, "dp": 2},
-    "pp2 dp2 fsdp": {"pp": 2, "dp": 2, "mode": "fsdp"},
+LABELS = {"ignored": 0.4}
+CASES = {
+    **{name: (name, LABELS, {}) for name in MODELS},
+    "two stages, products apart": ("qwen3", LABELS, {"cuts": 2, "overlap": False}),
+    "tied over two stages": ("tied", LABELS, {"cuts": 2}),
+    "documents": ("gpt2", {"documents": True}, {}),
+    "documents turned": ("qwen2", {"documents": True}, {"cuts": 2}),
+    "one chunk": ("llama", {}, {"loss_chunk_tokens": 1000}),
+    "another product": ("qwen2", LABELS, {"matmul": lambda x, w: torch.einsum("...i,oi->...o", x, w)}),
+    "z-loss": ("tied", LABELS, {"z_loss": 0.02}),
 }
-MODELS = {
-    "base": MODEL,  # 63 tokens: tp 2 pads the vocabulary
-    "tied": MODEL.model_copy(update={"tied_embeddings": True}),
-    "tiny vocabulary": MODEL.model_copy(update={"vocab": 3}),  # fsdp over 4 leaves a rank without rows
-}
+STEPS, RATE = 50, 0.005  # at twice the rate plain torch in fp32 leaves plain torch in fp64
+SMALL = changed(MODELS["qwen3"], layers=2)
 
 
-def one_layout(model, layout):
-    """(mean loss, norm, {name: largest difference of a gradient}) of one step; None on ranks outside."""
-    shape = {k: v for k, v in layout.items() if k in ("tp", "dp", "pp")}
-    mesh = TorchMesh(**shape)
-    if not mesh.inside:
-        return None
-    plan = plan_of(model, **layout)
-    built = build(model, plan, mesh, sequence_length=SEQUENCE, seed=17, device=torch.device("cpu"))
-    tokens, labels = (x.chunk(plan.dp)[mesh.index("dp")] for x in batch_of(1, model))
-    built.forward_backward(batch_of(9, model)[0].chunk(plan.dp)[mesh.index("dp")], labels)  # leaves gradients behind
-    loss = built.forward_backward(tokens, labels)
-    numbers = torch.stack([squared_norm(built.parameters), loss * built.counts_loss])
-    dist.all_reduce(numbers, group=mesh.world)
-    _, _, expected, _ = reference(model, 1)
-    differences = {}
-    for parameter in built.parameters:
-        for part in parameter.parts:
-            ours = parameter.grad[tuple(slice(a, b) for a, b in part.region)]
-            theirs = expected[part.name][tuple(slice(a, b) for a, b in zip(part.box.offset, part.box.stop, strict=True))]
-            assert ours.shape == theirs.shape
-            differences[part.name] = (ours - theirs).abs().max().item() / expected[part.name].abs().max().item()
-    return numbers[1].item() / (8 * SEQUENCE), numbers[0].sqrt().item(), differences
+def one_case(case, tp):
+    name, batch, more = CASES[case]
+    loss, grads, weights, whole = plain_case(MODELS[name], z_loss=more.get("z_loss", 0.0), **batch)
+    stages = stages_of(MODELS[name], weights, tp=tp, dtype=torch.float64, **{"loss_chunk_tokens": 10, **more})
+    ours = run(stages, whole)
+    ours.backward()
+    parameters = finish(stages, tp)
+    share = tp.all_reduce(norm_share(parameters, 2.0))
+    norm = torch.stack([g.square().sum() for g in grads.values()]).sum()
+    return ours.item() / loss - 1, (share / norm).sqrt().item() - 1, differences(parameters, grads)
 
 
-def all_layouts(cases):
-    torch.set_num_threads(1)
-    gloo_group()
-    answers = {(m, name): one_layout(MODELS[m], LAYOUTS[name]) for m, name in cases}
-    return answers | {"loss": split_losses(), "buckets": bucket_sums(), "sequence": sequence_round_trip()}
+def recomputed(tp):
+    """The same with every block recomputed: {parameter: equal bits}."""
+    found = []
+    for again in (False, True):
+        _, _, weights, whole = plain_case(MODELS["qwen3"])
+        stages = stages_of(MODELS["qwen3"], weights, tp=tp)
+        if again:
+            for layer in stages[0][0].layers.values():
+                layer.forward = lambda *args, inner=layer.forward: checkpoint(inner, *args, use_reentrant=False)
+        run(stages, whole).backward()
+        found.append([p.grad for p in stages[0][0].parameters()])
+    return [torch.equal(a, b) for a, b in zip(*found, strict=True)]
 
 
-def split_losses():
-    """{scale: (loss, gradient of this rank's columns)} of 7 tokens over a vocabulary of 9, three columns a rank, the last rank none."""
-    rank = dist.get_rank()
-    start, answers = rank * 3, {}
-    for scale in (1.0, 1e4):
-        logits, labels = loss_case(scale)
-        mine = torch.zeros(7, 3)
-        real = max(0, min(3, 9 - start))
-        mine[:, :real] = logits[:, start : start + real]
-        mine.requires_grad_()
-        loss = vocabulary_loss(mine, labels, start=start, real=real, group=dist.group.WORLD)
-        (2 * loss).backward()
-        answers[scale] = loss.item(), mine.grad
-    return answers
+def trained(tp):
+    """SGD over STEPS steps: losses, {name: copied parameter} and the logits' and the head's shapes at the end."""
+    _, _, weights, whole = plain_case(SMALL)
+    stages = stages_of(SMALL, weights, tp=tp)
+    losses = []
+    for _ in range(STEPS):
+        loss = run(stages, whole) / whole.valid_tokens()
+        loss.backward()
+        losses.append(loss.item())
+        for parameter in finish(stages, tp):
+            parameter.tensor.sub_(parameter.grad, alpha=RATE)
+            parameter.grad.zero_()
+    copies = {p.name: p.tensor for p in finish(stages, tp) if p.copies is not None}
+    with torch.no_grad():
+        logits = run(stages, whole, labels=False)
+    return losses, copies, tuple(logits.shape), tuple(stages[0][0].head.weight.shape)
 
 
-def loss_case(scale):
-    generator = torch.Generator().manual_seed(4)
-    return torch.randn(7, 9, generator=generator) * scale, torch.tensor([0, 2, 3, 5, 6, 8, 4])
+def half_precision(tp):
+    loss, grads, weights, whole = plain_case(MODELS["qwen3"])
+    stages = stages_of(MODELS["qwen3"], weights, tp=tp, dtype=torch.bfloat16)
+    ours = run(stages, whole)
+    ours.backward()
+    likeness = {}
+    for p in finish(stages, tp):
+        for part in p.parts:
+            theirs = grads[part.name][tuple(slice(a, b) for a, b in zip(part.box.offset, part.box.stop, strict=True))]
+            mine = p.grad[tuple(slice(a, b) for a, b in part.region)].double()
+            likeness[part.name] = torch.nn.functional.cosine_similarity(mine.flatten(), theirs.flatten(), dim=0).item()
+    return ours.item() / loss - 1, likeness
 
 
-def bucket_sums():
-    """Gradients after two passes with buckets smaller than most parameters, twice over."""
-    parameters = [torch.nn.Parameter(torch.ones(n)) for n in (3, 1, 4, 1, 5)]
-    replicas = Replicas(parameters, 2, dist.group.WORLD, limit_bytes=16)
-    for scale in (7.0, 1.0):
-        replicas.start()
-        for number in range(2):
-            weights = [scale * (dist.get_rank() + 1) * (i + 1) * (number + 1) for i in range(5)]
-            sum(w * p.sum() for w, p in zip(weights, parameters, strict=True)).backward()
-        replicas.finish()
-    return [p.grad.tolist() for p in parameters]
-
-
-def sequence_round_trip():
+def sequence_round_trip(tp):
     """(gathered, its gradient, scattered, its gradient) and whether all are contiguous."""
-    rank, group = dist.get_rank(), dist.group.WORLD
-    part = torch.full((2, 3), float(rank), requires_grad=True)
-    whole = gather_sequence(part.t().contiguous().t(), group)
-    (whole * torch.arange(1.0, 9)[:, None]).sum().backward()
-    partial = torch.arange(24.0).view(8, 3).requires_grad_()
-    cut = scatter_sequence(partial, group)
-    (cut * (rank + 1)).sum().backward()
+    part = torch.full((2, 3), float(tp.index), requires_grad=True)
+    whole = gather_sequence(part.t().contiguous().t(), tp)
+    (whole * torch.arange(1.0, 2 * tp.size + 1)[:, None]).sum().backward()
+    partial = torch.arange(6.0 * tp.size).view(2 * tp.size, 3).requires_grad_()
+    cut = scatter_sequence(partial, tp)
+    (cut * (tp.index + 1)).sum().backward()
     tensors = [whole.detach(), part.grad, cut.detach(), partial.grad]
     return tensors, all(t.is_contiguous() for t in tensors)
 
 
-CASES = [
-    *(("base", name) for name in LAYOUTS),
-    *(("tied", name) for name in ("one", "tp2", "dp2 accumulates", "tp2 dp2 fsdp")),
-    *(("tiny vocabulary", name) for name in ("dp4 fsdp", "tp2 pp2")),
-]
+def everything(size):
+    torch.set_num_threads(1)
+    gloo_group()
+    tp = whole_axis()
+    answers = {case: one_case(case, tp) for case, (name, _, _) in CASES.items() if size == 2 or name != "window"}
+    answers |= {"sequence": sequence_round_trip(tp), "recomputed": recomputed(tp)}
+    if size == 2:
+        answers |= {"trained": trained(tp), "half precision": half_precision(tp)}
+    dist.barrier()
+    return answers
+
+
+def compiled(backend):
+    """Every block in one graph, both ways of multiplying: (number of graphs, loss, differences)."""
+    torch.set_num_threads(1)
+    gloo_group()
+    tp, answers = whole_axis(), []
+    for overlap in (True, False):
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        loss, grads, weights, whole = plain_case(SMALL, **LABELS)
+        stages = stages_of(SMALL, weights, tp=tp, overlap=overlap)
+        for layer in stages[0][0].layers.values():
+            layer.compile(backend=backend, fullgraph=True)
+        ours = run(stages, whole)
+        ours.backward()
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        answers.append((graphs, ours.item() / loss - 1, differences(finish(stages, tp), grads)))
+    return answers
 
 
 @pytest.fixture(scope="module")
-def world():
-    return run_world(all_layouts, CASES, tasks_per_node=4, timeout_s=240).results
+def worlds():
+    return {size: run_world(everything, size, tasks_per_node=size, timeout_s=240).results for size in (2, 4)}
 
 
-@pytest.fixture(scope="module")
-def expected():
-    return {m: reference(model, 1)[:3] for m, model in MODELS.items()}
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 
-@pytest.mark.mpi
-@pytest.mark.slow
-@pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_loss_over_a_split_vocabulary(world, scale):
-    """Also with a rank that has no column, and with logits whose exponentials overflow."""
-    logits, labels = loss_case(scale)
-    logits.requires_grad_()
-    expected = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
-    (2 * expected).backward()
-    assert [rank["loss"][scale][0] for rank in world] == pytest.approx([expected.item()] * 4, rel=1e-6)
-    columns = torch.cat([rank["loss"][scale][1] for rank in world], dim=1)
-    torch.testing.assert_close(columns[:, :9], logits.grad, rtol=1e-6, atol=1e-6)
-    assert columns[:, 9:].abs().max() == 0
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_equal_plain_torch(worlds, case, size):
+    """At 4 ranks of 2 kv heads, neighbours share one; 63 tokens leave the last rank a padded row."""
+    answers = [rank[case] for rank in worlds[size] if case in rank]
+    for loss, norm, far in answers:
+        assert abs(loss) < 1e-6
+        assert abs(norm) < 1e-6
+        assert all(x < 1e-6 for x in far.values()), far
+    if answers:
+        assert set().union(*(far for *_, far in answers)) == set(global_shapes(MODELS[CASES[case][0]]))
 
 
-@pytest.mark.mpi
-@pytest.mark.slow
-def test_buckets_sum_over_ranks_and_passes(world):
-    """Parameter i of rank r has (r + 1)(i + 1) in pass one and twice that in pass two: over four ranks 30 (i + 1)."""
-    lengths = (3, 1, 4, 1, 5)
-    for rank in world:
-        assert rank["buckets"] == [[30.0 * (i + 1)] * n for i, n in enumerate(lengths)]
+@pytest.mark.parametrize("size", [2, 4])
+def test_recomputed_blocks_give_the_same_bits(worlds, size):
+    assert all(all(rank["recomputed"]) for rank in worlds[size])
 
 
-@pytest.mark.mpi
-@pytest.mark.slow
-def test_gather_and_scatter_are_each_others_gradient(world):
-    for index, rank in enumerate(world):
+def test_fifty_steps_follow_one_process(worlds):
+    """A vocabulary that tp does not divide (Megatron-LM#1754), and norms of the sequence and of heads (Megatron-LM#1446)."""
+    _, _, weights, whole = plain_case(SMALL)
+    plain = Plain(SMALL).double()
+    plain.load_state_dict(weights)
+    expected = []
+    for _ in range(STEPS):
+        loss = mean_loss(plain, whole)
+        loss.backward()
+        expected.append(loss.item())
+        for parameter in plain.parameters():
+            parameter.data.sub_(parameter.grad, alpha=RATE)
+            parameter.grad = None
+    assert expected[-1] < 0.8 * expected[0]
+    first, second = (rank["trained"] for rank in worlds[2])
+    for losses in (first[0], second[0]):
+        assert losses == pytest.approx(expected, rel=1e-5)
+    assert {"layers.0.attention.q_norm.weight", "layers.1.ffn_norm.weight", "norm.weight"} <= set(first[1])
+    assert all(torch.equal(value, second[1][name]) for name, value in first[1].items())
+
+
+def test_each_rank_has_a_share_of_the_logits(worlds):
+    """A head that is whole on each rank costs tp times the memory (picotron#23)."""
+    for rank in worlds[2]:
+        assert rank["trained"][2:] == ((SEQUENCE, 4, 32), (32, 32))
+
+
+def test_bf16_is_near_fp64(worlds):
+    for rank in worlds[2]:
+        loss, likeness = rank["half precision"]
+        assert abs(loss) < 2e-2
+        assert all(x > 0.98 for x in likeness.values()), likeness
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_gather_and_scatter_are_each_others_gradient(worlds, size):
+    for index, rank in enumerate(worlds[size]):
         (whole, gathered_grad, cut, scattered_grad), contiguous = rank["sequence"]
         assert contiguous
-        assert whole[:, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-        assert gathered_grad[:, 0].tolist() == [4.0 * (2 * index + 1), 4.0 * (2 * index + 2)]  # all four ranks weigh it alike
-        assert torch.equal(cut, 4 * torch.arange(24.0).view(8, 3)[2 * index : 2 * index + 2])
-        assert scattered_grad[:, 0].tolist() == [1, 1, 2, 2, 3, 3, 4, 4]
+        assert whole[:, 0].tolist() == [i for i in range(size) for _ in range(2)]
+        assert gathered_grad[:, 0].tolist() == [size * (2.0 * index + 1), size * (2.0 * index + 2)]  # all ranks weigh it alike
+        assert torch.equal(cut, size * torch.arange(6.0 * size).view(2 * size, 3)[2 * index : 2 * index + 2])
+        assert scattered_grad[:, 0].tolist() == [i + 1 for i in range(size) for _ in range(2)]
 
 
-@pytest.mark.mpi
-@pytest.mark.slow
-@pytest.mark.parametrize(("model", "layout"), CASES, ids=[f"{m}-{name}" for m, name in CASES])
-def test_layout_equals_one_process(world, expected, model, layout):
-    losses, norms, gradients = expected[model]
-    seen = set()
-    for rank in world:
-        answer = rank[model, layout]
-        if answer is None:
-            continue
-        loss, norm, differences = answer
-        assert loss == pytest.approx(losses[0], rel=1e-6)
-        assert norm == pytest.approx(norms[0], rel=1e-6)
-        assert max(differences.values(), default=0.0) < 2e-6, differences
-        seen |= set(differences)
-    assert seen == set(gradients)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
+def test_compiled_blocks_equal_plain_torch(backend):
+    """One graph for all layers of a stage: layers differ in values alone."""
+    for rank in run_world(compiled, backend, tasks_per_node=2, timeout_s=400).results:
+        for graphs, loss, far in rank:
+            assert graphs == 1
+            assert abs(loss) < 1e-6
+            assert all(x < 5e-6 for x in far.values()), far
