@@ -51,10 +51,10 @@ def check_context(job: JobConfig) -> None:
     cp, mode, model, tp = job.parallel.cp, job.parallel.cp_mode, job.model, job.parallel.tp
     if cp == 1:
         return
-    heads, kv_heads = model.heads // tp, max(model.kv_heads // tp, 1)
-    if mode == "ulysses" and (heads % cp or kv_heads % cp):
-        fault = f"ulysses exchanges whole heads, and a rank has {heads} of queries and {kv_heads} of keys (tp = {tp})"
-        refuse(job, "parallel.cp", cp, f'{fault}: use {divisors(gcd(heads, kv_heads))}, or cp_mode = "ring"')
+    heads = model.heads // tp
+    if mode == "ulysses" and heads % cp:
+        fault = f"ulysses exchanges whole heads, and a rank has {heads} (heads / tp = {model.heads} / {tp})"
+        refuse(job, "parallel.cp", cp, f'{fault}: use {divisors(heads)}, or cp_mode = "ring"')
     if mode == "ring" and job.data.documents == "separate":
         refuse(job, "parallel.cp_mode", mode, 'keeps no documents apart (data.documents = "separate"): use "allgather" or "ulysses"')
     if mode == "ring" and model.window is not None:

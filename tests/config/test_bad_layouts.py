@@ -80,8 +80,8 @@ CASES = [
         parallel={"cp": 2, "tp": 2, "cp_mode": "ulysses"},
     ),
     bad("training.sequence_length", "cut it into 8 pieces: use 56 or 64", training={"sequence_length": 60}, parallel={"cp": 4}),
-    bad("parallel.cp", "a rank has 8 of queries and 4 of keys (tp = 1): use 1, 2 or 4", parallel={"cp": 8, "cp_mode": "ulysses"}),
-    bad("parallel.cp", 'or cp_mode = "ring"', parallel={"cp": 2, "tp": 4, "cp_mode": "ulysses"}),
+    bad("parallel.cp", "a rank has 2 (heads / tp = 8 / 4): use 1 or 2", parallel={"cp": 4, "tp": 4, "cp_mode": "ulysses"}),
+    bad("parallel.cp", 'or cp_mode = "ring"', parallel={"cp": 2, "tp": 8, "cp_mode": "ulysses"}),
     bad("parallel.cp_mode", "keeps no documents apart", data={"documents": "separate"}, parallel={"cp": 2}),
     bad("parallel.cp_mode", "has no sliding window (model.window = 8)", model={"window": 8}, parallel={"cp": 2}),
     bad(
@@ -255,7 +255,7 @@ def test_values_that_would_do_do(key, says, sections):
 GOOD = {
     "everything at once": {"parallel": {"tp": 2, "cp": 2, "pp": 2}},
     "kv heads copied": {"parallel": {"tp": 8}},
-    "ulysses": {"parallel": {"cp": 4, "cp_mode": "ulysses"}},
+    "ulysses, keys shared": {"parallel": {"cp": 8, "cp_mode": "ulysses"}},
     "v-shaped": {"parallel": {"pp": 4, "schedule": "zbv"}},
     "uneven": {"parallel": {"pp": 4, "stages": [1, 2, 3, 2]}},
     "hybrid shards": {"parallel": {"dp_mode": "fsdp", "dp_shard": 4}},

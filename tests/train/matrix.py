@@ -74,6 +74,7 @@ QUICK = [
     of("cp2 allgather, documents", cp=2, cp_mode="allgather", micro_batch=4, documents=True),
     of("cp2 allgather, window", cp=2, cp_mode="allgather", micro_batch=4, model="window"),
     of("cp2 ulysses, documents", cp=2, cp_mode="ulysses", micro_batch=4, documents=True),
+    of("cp4 ulysses, shared kv heads", cp=4, cp_mode="ulysses", micro_batch=4),
     of("pp2 1f1b, recompute", pp=2, micro_batch=2, training=FULL),
     of("pp2 gpipe, uneven", pp=2, micro_batch=4, schedule="gpipe", stages=(3, 1)),
     of("pp2 interleaved, gpt2", pp=2, micro_batch=2, schedule="interleaved", model="gpt2"),
