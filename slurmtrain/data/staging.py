@@ -92,6 +92,8 @@ def _answer(paths: Sequence[Path], most_bytes: int | None, node: Node) -> Staged
             left = left - size if left is not None and copy else left
     except DataError as error:
         return str(error)
+    except OSError as error:
+        return f"{error.filename or paths[len(placed)]}: {error.strerror or error}"
     return Staged(tuple(placed), tuple(notes))
 
 

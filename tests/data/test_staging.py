@@ -106,6 +106,13 @@ def test_tokens_that_are_damaged_at_their_source_are_an_error_and_never_copied(t
     assert files(scratch) == []
 
 
+def test_a_source_that_goes_away_meanwhile_is_an_error_for_all(tmp_path, scratch, monkeypatch):
+    shared = write_folder(tmp_path / "tokens", DOCUMENTS)
+    monkeypatch.setattr("slurmtrain.data.staging._files", lambda source: [source.path / "gone"])
+    with pytest.raises(DataError, match="gone: No such file or directory"):
+        stage_sources([shared], None, Node(scratch))
+
+
 def test_a_copy_that_reads_back_differently_is_not_used(tmp_path, scratch, monkeypatch):
     shared = write_folder(tmp_path / "tokens", DOCUMENTS)
 
