@@ -104,7 +104,7 @@ class Step:
 
     `lr_at`: the learning rate of an update, counted from 1. `data_size`: ranks that have different samples (dp): of so many batches a
     global batch is made. `norm_power`: of the norm that `clip_norm` bounds, may be inf. `scaler`: fp16's. `phase`: times what runs
-    inside it, by name: forward_backward, optimizer, publish.
+    inside it, by name: forward_backward, reduction (the wait for the slowest rank), optimizer, publish.
     """
 
     def __init__(
@@ -136,7 +136,8 @@ class Step:
         places = batch.tokens_NT.numel() * self._data_size
         with self._phase("forward_backward"):
             loss_sum = self._built.forward_backward(batch, scale / places)
-        sums = self._reduced(loss_sum, batch, passengers)
+        with self._phase("reduction"):
+            sums = self._reduced(loss_sum, batch, passengers)
         if sums.tokens == 0:
             raise DataError(f"step {number}: no token of the global batch has a label, so there is no loss: look at the data's loss marks")
         mean, unscaled = sums.loss / sums.tokens, places / sums.tokens / scale

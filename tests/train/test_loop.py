@@ -75,7 +75,7 @@ def test_each_step_tells_the_figures_of_the_one_before(undisturbed):
     assert {e["previous"]["step"] for e in steps[1:] if "checkpoint_s" in e["previous"]} == saved - {7}
     for before, event in itertools.pairwise(steps):
         figures = event["previous"]
-        parts = sum(figures[f"{phase}_s"] for phase in ("data", "forward_backward", "optimizer", "publish"))
+        parts = sum(figures[f"{phase}_s"] for phase in ("data", "forward_backward", "reduction", "optimizer", "publish"))
         assert 0 < parts <= before["step_s"], "phases lie inside their step"
         assert figures["slowest"]["work_s"] <= figures["forward_backward_s"] + figures["optimizer_s"] + figures["publish_s"] + 1e-5
         assert figures["memory_bytes"] > 50e6

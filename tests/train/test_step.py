@@ -138,7 +138,7 @@ def test_phases_and_flags():
         yield
 
     result = step_on(SmallBuilt(), flag=flag, phase=phase)(1, batch_of(1), [2.5, -1.0])
-    assert seen == ["forward_backward", "optimizer", "publish"]
+    assert seen == ["forward_backward", "reduction", "optimizer", "publish"]
     assert (result.stop, result.disowned, result.passengers) == ("requeue", True, [2.5, -1.0])
 
 
