@@ -77,16 +77,21 @@ class Calls(TorchDispatchMode):
         return sum({ref.cdata: size for ref, size in self._made if ref.cdata not in self._own and not ref.expired()}.values())
 
 
-def held_per_layer(mode):
-    """Bytes that each layer after the first two adds to what is held between forward and backward."""
+def held_by(make):
+    """Bytes that each layer after the first two adds to what is held between forward and backward; `make` takes the number of layers."""
     held = []
     for layers in (2, 4):
-        stage = stage_of(MODEL.model_copy(update={"layers": layers}), mode)
+        stage = make(layers)
+        stage(*batch())  # what a compiler makes goes with it
         with Calls(stage.parameters()) as calls:
             loss = stage(*batch())
         held.append(calls.held_bytes())
         del loss
     return (held[1] - held[0]) / 2
+
+
+def held_per_layer(mode):
+    return held_by(lambda layers: stage_of(MODEL.model_copy(update={"layers": layers}), mode))
 
 
 def in_two_halves(stage):
