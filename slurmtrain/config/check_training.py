@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from slurmtrain.config.compile import compile_fault
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.optimizer import optimizer_fault
 from slurmtrain.config.refusal import either, refuse
@@ -59,6 +60,8 @@ def check_numerics(job: JobConfig, site: SiteConfig) -> None:
     if training.recompute_every > job.model.layers:
         fault = f"is more than layers = {job.model.layers}, so that no layer would be recomputed: use {job.model.layers} or less"
         refuse(job, "training.recompute_every", training.recompute_every, fault)
+    if (uncompilable := compile_fault(job)) is not None:
+        refuse(job, "training.compile", training.compile, uncompilable)
     if training.ema_decay is not None and training.ema_decay >= 1:
         refuse(job, "training.ema_decay", training.ema_decay, "must be less than 1, such as 0.999: at 1 the average never moves")
     if training.matmul == "torchao-fp8" and site.device != "cuda":

@@ -8,11 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from slurmtrain.config.check_training import check_numerics
 from slurmtrain.config.compile import compile_fault
 from slurmtrain.config.job import JobConfig
+from slurmtrain.errors import ConfigError
 from slurmtrain.parallel.axis import Axis, Meter
 from slurmtrain.parallel.compile import compile_blocks
-from tests.mpi_world import gloo_group, run_world
+from tests.mpi_world import cpu_site, gloo_group, run_world
 from tests.parallel.test_recompute import DROPPING, MODEL, MODES, T, at_once, batch, held_by, in_two_halves, same, stage_of, step
 
 # A compiler looks at .grad of what is no leaf, of which torch warns.
@@ -178,6 +180,8 @@ def job_of(**sections):
 def test_zero_bubble_is_refused(schedule):
     job = job_of(training={"compile": "inductor"}, parallel={"pp": 2, "schedule": schedule})
     assert f'schedule = "{schedule}"' in compile_fault(job)
+    with pytest.raises(ConfigError, match="training.compile"):
+        check_numerics(job, cpu_site(2))
     assert compile_fault(job_of(training={"compile": "off"}, parallel={"pp": 2, "schedule": schedule})) is None
 
 
