@@ -61,7 +61,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for x, label, dx in zip(*(t.split(head.chunk) for t in (x_ND, label_N, dx_ND)), strict=True):
             scored = _score(x, weight_VD, label, head)
             total += scored.loss
-            dlogits = _by_logits(scored, head).to(x.dtype)
+            dlogits = _by_logits(scored, head)
             torch.mm(dlogits, weight_VD[: head.real], out=dx)
             _add_product(dw_VD[: head.real], dlogits, x)
         ctx.save_for_backward(dx_ND, dw_VD)
@@ -75,35 +75,50 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _Scored(NamedTuple):
-    """A chunk's loss, its logits of this rank's columns (fp32), lse over all columns, and the labels: which column, whether ours."""
+    """A chunk's loss, and what its gradient is made of.
+
+    `product_NV`: logits of this rank's columns as the product gave them, memory for what comes next; `weight_NV`: exp(logit - top),
+    fp32; `lse_N`: over all ranks' columns; `chosen_N`: the label's logit where it is ours; `index_N`: its column here.
+    """
 
     loss: Tensor
-    logits_NV: Tensor
+    product_NV: Tensor
+    weight_NV: Tensor
+    top_N: Tensor
     lse_N: Tensor
+    chosen_N: Tensor
     index_N: Tensor
     ours_N: Tensor
     valid_N: Tensor
 
 
 def _score(x_ND: Tensor, weight_VD: Tensor, label_N: Tensor, head: Head) -> _Scored:
-    logits_NV = (x_ND @ weight_VD[: head.real].t()).float()
+    product_NV = x_ND @ weight_VD[: head.real].t()
+    scores_NV = product_NV.float()
     index, ours = local_token(label_N, head.start, head.real)
-    lse, chosen = logits_NV.logsumexp(-1), torch.where(ours, _at(logits_NV, index), 0.0)
+    chosen = torch.where(ours, _at(scores_NV, index), 0.0)
+    top = scores_NV.amax(-1) if head.real else chosen - torch.inf
+    weight_NV = scores_NV.sub_(top[:, None]).exp_()
+    lse = total_lse = top + weight_NV.sum(-1).log()
+    total_chosen = chosen
     if head.tp is not None:
         lses_RN, chosens_RN = head.tp.all_gather(torch.stack([lse, chosen])[None]).unbind(1)
-        lse, chosen = lses_RN.logsumexp(0), chosens_RN.sum(0)
+        total_lse, total_chosen = lses_RN.logsumexp(0), chosens_RN.sum(0)
+    loss_N = total_lse - total_chosen
+    if head.z_loss:
+        loss_N = loss_N + head.z_loss * total_lse.square()
     valid = label_N != IGNORED
-    loss_N = lse - chosen + head.z_loss * lse.square() if head.z_loss else lse - chosen
-    return _Scored(torch.where(valid, loss_N, 0.0).sum(), logits_NV, lse, index, ours, valid)
+    return _Scored(torch.where(valid, loss_N, 0.0).sum(), product_NV, weight_NV, top, total_lse, chosen, index, ours, valid)
 
 
 def _by_logits(scored: _Scored, head: Head) -> Tensor:
-    """The gradient by the logits, in their memory."""
-    factor_N = scored.valid_N * (1 + 2 * head.z_loss * scored.lse_N)
-    grad_NV = scored.logits_NV.sub_(scored.lse_N[:, None]).exp_().mul_(factor_N[:, None])
+    """The gradient by the logits, in the memory of the product: few passes over what is the largest tensor of a step."""
+    slope_N = scored.valid_N * (1 + 2 * head.z_loss * scored.lse_N)
+    grad_NV = torch.mul(scored.weight_NV, (slope_N * (scored.top_N - scored.lse_N).exp())[:, None], out=scored.product_NV)
     if head.real:
-        at_label = _at(grad_NV, scored.index_N) - scored.ours_N.float()
-        grad_NV.scatter_(1, scored.index_N[:, None], at_label[:, None])
+        at_label = slope_N * (scored.chosen_N - scored.lse_N).exp() - 1
+        kept = torch.where(scored.ours_N, at_label.to(grad_NV.dtype), _at(grad_NV, scored.index_N))
+        grad_NV.scatter_(1, scored.index_N[:, None], kept[:, None])
     return grad_NV
 
 
