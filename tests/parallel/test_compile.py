@@ -180,7 +180,7 @@ def job_of(**sections):
 def test_zero_bubble_is_refused(schedule):
     job = job_of(training={"compile": "inductor"}, parallel={"pp": 2, "schedule": schedule})
     assert f'schedule = "{schedule}"' in compile_fault(job)
-    with pytest.raises(ConfigError, match="training.compile"):
+    with pytest.raises(ConfigError, match=r"training\.compile"):
         check_numerics(job, cpu_site(2))
     assert compile_fault(job_of(training={"compile": "off"}, parallel={"pp": 2, "schedule": schedule})) is None
 
