@@ -9,6 +9,7 @@ from slurmtrain.config.job import JobConfig
 from slurmtrain.config.optimizer import optimizer_fault
 from slurmtrain.config.refusal import either, refuse
 from slurmtrain.config.site import SiteConfig
+from slurmtrain.config.training import LARGEST_SCALE
 from slurmtrain.rundir import valid_run_name
 
 
@@ -46,10 +47,13 @@ def check_numerics(job: JobConfig, site: SiteConfig) -> None:
     scale = training.loss_scale
     if scale.initial < scale.minimum:
         refuse(job, "training.loss_scale.initial", scale.initial, f"must be at least minimum = {scale.minimum:g}")
-    if math.frexp(scale.initial)[0] != 0.5:
-        refuse(
-            job, "training.loss_scale.initial", scale.initial, "must be a power of two, such as 65536: only those scale without rounding"
-        )
+    for key in ("initial", "minimum"):
+        value = getattr(scale, key)
+        if math.frexp(value)[0] != 0.5:
+            fault = f"must be a power of two, such as {65536 if key == 'initial' else 1}: only those scale without rounding"
+            refuse(job, f"training.loss_scale.{key}", value, fault)
+    if scale.initial > LARGEST_SCALE:
+        refuse(job, "training.loss_scale.initial", scale.initial, f"is more than the scale ever grows to: use {LARGEST_SCALE:g} or less")
     if training.dtype == "fp32" and training.reduce_dtype == "bf16":
         refuse(job, "training.reduce_dtype", "bf16", 'would round the gradients of dtype = "fp32": use "fp32", or dtype = "bf16"')
     if training.dtype == "fp16" and training.reduce_dtype == "bf16":
@@ -70,7 +74,7 @@ def check_numerics(job: JobConfig, site: SiteConfig) -> None:
 
 
 def check_evaluation(job: JobConfig) -> None:
-    evaluation, target, profile = job.evaluation, job.target, job.metrics.profile
+    evaluation, target, profile, steps = job.evaluation, job.target, job.metrics.profile, job.training.steps
     for name in evaluation.sets:
         if name == "loss" or not valid_run_name(name):
             fault = "cannot name an evaluation set: use letters, digits, dot, dash and underscore; `loss` is the training's own"
@@ -82,6 +86,11 @@ def check_evaluation(job: JobConfig) -> None:
         refuse(job, "evaluation.first", True, "there is nothing to evaluate: add a folder of tokens to [evaluation.sets]")  # noqa: FBT003
     if profile is not None and not 1 <= profile[0] <= profile[1]:
         refuse(job, "metrics.profile", list(profile), "must be a first and a last step, counted from 1: [10, 12]")
+    if profile is not None and profile[0] > steps:
+        refuse(job, "metrics.profile", list(profile), f"begins after the last step, {steps}: nothing would be recorded")
+    if evaluation.sets and not evaluation.first and evaluation.every_steps > steps > 0:
+        fault = f"is more than training.steps = {steps}, so that nothing would be evaluated: use {steps} or less, or first = true"
+        refuse(job, "evaluation.every_steps", evaluation.every_steps, fault)
 
 
 def check_data(job: JobConfig, site: SiteConfig) -> None:

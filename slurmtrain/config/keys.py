@@ -89,7 +89,7 @@ def section_at(model: type[BaseModel], key: str) -> type[BaseModel] | None:
 def holds(model: type[BaseModel], key: str) -> Any | None:
     """The annotation of a dotted key (`int`, `str | None`, a section, ...); None where there is no such key.
 
-    A key inside a table of free names (`environment.NCCL_DEBUG`) holds `str`.
+    A key inside a table of free names (`environment.NCCL_DEBUG`, `evaluation.sets.held`) holds what the table does.
     """
     parent, _, name = key.rpartition(".")
     section = section_at(model, parent) if parent else model
@@ -97,7 +97,7 @@ def holds(model: type[BaseModel], key: str) -> Any | None:
         field = section.model_fields.get(name)
         return field.annotation if field else None
     table = holds(model, parent) if parent else None
-    return str if table == dict[str, str] else None
+    return get_args(table)[1] if get_origin(table) is dict and name else None
 
 
 def near_misses(key: str, model: type[BaseModel]) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ from slurmtrain.config.base import Fraction, Frozen, NonNegative, NonNegativeFlo
 from slurmtrain.config.values import Line
 
 Dtype = Literal["fp32", "bf16", "fp16"]
+LARGEST_SCALE = 2.0**64
+"""Gradients that stay finite at any loss scale are zeros: doubling must end before the scale itself is infinite."""
 
 
 class LossScale(Frozen):

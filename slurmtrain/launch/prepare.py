@@ -19,7 +19,7 @@ from slurmtrain.launch.request import LaunchRequest
 from slurmtrain.launch.snapshot import Snapshot, copy_snapshot
 from slurmtrain.rundir import RunDir
 
-FIXED_KEYS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "family", "tied_embeddings")
+FIXED_KEYS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "family", "tied_embeddings", "max_positions")
 """Keys of [model] that checkpoints depend on: they stay as they are for the life of a run."""
 
 

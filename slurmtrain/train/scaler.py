@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slurmtrain.config.training import LossScale
-
-_LARGEST = 2.0**64
-"""Gradients that stay finite at any scale are zeros: doubling must end before the scale itself is infinite."""
+from slurmtrain.config.training import LARGEST_SCALE, LossScale
 
 
 class LossScaler:
@@ -32,7 +29,7 @@ class LossScaler:
         """A step whose gradients were finite."""
         self.clean += 1
         if self.clean >= self._config.growth_steps:
-            self.scale, self.clean = min(2.0 * self.scale, _LARGEST), 0
+            self.scale, self.clean = min(2.0 * self.scale, LARGEST_SCALE), 0
 
     def overflowed(self) -> bool:
         """A step whose gradients were not. False: the scale was at its minimum already, nothing is left to try."""

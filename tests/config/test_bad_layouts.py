@@ -186,6 +186,8 @@ CASES = [
     bad("training.reduce_dtype", "is not for fp16", training={"dtype": "fp16", "reduce_dtype": "bf16"}),
     bad("training.loss_scale.initial", "at least minimum = 4", training={"dtype": "fp16", "loss_scale": {"initial": 2.0, "minimum": 4.0}}),
     bad("training.loss_scale.initial", "a power of two", training={"dtype": "fp16", "loss_scale": {"initial": 1000.0}}),
+    bad("training.loss_scale.minimum", "a power of two, such as 1", training={"dtype": "fp16", "loss_scale": {"minimum": 3.0}}),
+    bad("training.loss_scale.initial", "than the scale ever grows to", training={"dtype": "fp16", "loss_scale": {"initial": 2.0**65}}),
     bad("training.recompute_every", "recomputes nothing", training={"recompute_every": 2}),
     bad("training.recompute_every", "is more than layers = 8", training={"recompute": "full", "recompute_every": 9}),
     bad("training.ema_decay", "must be less than 1", training={"ema_decay": 1.0}),
@@ -204,7 +206,9 @@ CASES = [
     ),
     bad("evaluation.sets.loss", "cannot name an evaluation set", evaluation={"sets": {"loss": "/e"}}),
     bad("evaluation.first", "there is nothing to evaluate", evaluation={"first": True}),
+    bad("evaluation.every_steps", "nothing would be evaluated: use 100 or less", evaluation={"sets": {"held": "/e"}}),
     bad("metrics.profile", "a first and a last step", metrics={"profile": [5, 3]}),
+    bad("metrics.profile", "begins after the last step, 100", metrics={"profile": [101, 102]}),
     bad("data.stage", "has no paths.scratch", data={"stage": "local"}),
     bad("data.stage_bytes", "nothing is staged", data={"stage_bytes": 10}),
     bad("data.sources[1].path", "is there twice", data={"sources": [{"path": "/a"}, {"path": "/a"}]}),
@@ -264,6 +268,8 @@ GOOD = {
     "ramp": {"training": {"global_batch": 32, "batch_ramp": {"start": 8, "increment": 8, "samples": 1000}}},
     "muon": {"optimizer": {"name": "muon"}, "parallel": {"pp": 2}},
     "nothing to train": {"training": {"steps": 0}},
+    "evaluated before the first step alone": {"evaluation": {"sets": {"held": "/e"}, "first": True}},
+    "profile of the last step": {"metrics": {"profile": [100, 200]}},
 }
 
 

@@ -105,6 +105,13 @@ def test_set_of_a_variable_is_verbatim(load):
     assert load(sets=texts).environment == {"A": "1,2", "B": "it's $HOME", "C": "007", "D": "", "E": "64(x2)"}
 
 
+def test_set_adds_an_evaluation_set(load):
+    """Broken: a table of free names could be filled in the file alone."""
+    sets = load(sets=["evaluation.sets.held=007", "evaluation.sets.other=/e"]).evaluation.sets
+    assert {name: path.name for name, path in sets.items()} == {"held": "007", "other": "e"}
+    assert all(path.is_absolute() for path in sets.values())
+
+
 def test_set_cannot_smuggle_a_second_key(load):
     for text in ("slurm.account=1\nqos = 'x'", "slurm.account='a'\nother = 1"):
         with pytest.raises(ConfigError, match="must be one line"):

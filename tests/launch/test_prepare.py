@@ -123,10 +123,10 @@ def test_changes_are_told_key_by_key():
     assert changes(job(), job(time="5", environment={"A": "1"})) == ["slurm.time: None -> 5", "environment.A: None -> 1"]
 
 
-@pytest.mark.parametrize("key", ["layers", "hidden", "heads", "vocab", "kv_heads"])
+@pytest.mark.parametrize("key", ["layers", "hidden", "heads", "vocab", "kv_heads", "max_positions"])
 def test_the_model_of_a_run_stays(key):
     other = job()
-    value = getattr(other.model, key) * 2
+    value = (getattr(other.model, key) or 64) * 2
     changed = other.model_copy(update={"model": other.model.model_copy(update={key: value})})
     with pytest.raises(ConfigError, match=rf"model.{key} = {value}: the run was begun with .*-J NAME"):
         changes(job(), changed)
