@@ -50,9 +50,10 @@ def changed(run: RunDir, job: JobConfig) -> list[str]:
     Raises ConfigError for what a run cannot change, and for a last step that lies behind it.
     """
     before = read_job(run.job_json)
-    found = changes(before, job)
+    durable = newest_durable_step(run.checkpoints)
+    found = changes(before, job, durable_step=durable)
     finished = run.finished.exists()
-    steps, done = job.training.steps, max(newest_durable_step(run.checkpoints) or 0, before.training.steps if finished else 0)
+    steps, done = job.training.steps, max(durable or 0, before.training.steps if finished else 0)
     if steps < done or (finished and steps == done):
         was = f", and was begun with {before.training.steps}" if before.training.steps > done else ""
         more = before.training.steps if was else f"N, more than {done}"

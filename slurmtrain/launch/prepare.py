@@ -21,6 +21,8 @@ from slurmtrain.rundir import RunDir
 
 FIXED_KEYS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "family", "tied_embeddings", "max_positions")
 """Keys of [model] that checkpoints depend on: they stay as they are for the life of a run."""
+FIXED_BY_CHECKPOINT = ("training.seed", "training.sequence_length", "data.documents", "optimizer.name")
+"""What a checkpoint's place in the data and its optimiser's state mean: these stay from the first checkpoint on."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +86,19 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def changes(old: JobConfig, new: JobConfig) -> list[str]:
-    """What differs between two jobs, one text a key: `training.steps: 100 -> 200`.
+def changes(old: JobConfig, new: JobConfig, *, durable_step: int | None = None) -> list[str]:
+    """What differs between two jobs, one text a key: `training.steps: 100 -> 200`. `durable_step`: of the newest checkpoint.
 
-    Raises ConfigError for a change of the model that no checkpoint of the run would survive.
+    Raises ConfigError for a change that no checkpoint of the run would survive.
     """
     before, after = dict(_leaves(old.model_dump(mode="json"))), dict(_leaves(new.model_dump(mode="json")))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     for key in keys:
         if key.removeprefix("model.") in FIXED_KEYS and key.startswith("model."):
             problem = f"the run was begun with {before.get(key)!r}, and its checkpoints depend on it: give the new model a name of its own"
+            raise ConfigError(f"{problem} (-J NAME)", key=key, value=after.get(key))
+        if key in FIXED_BY_CHECKPOINT and durable_step is not None:
+            problem = f"the checkpoint of step {durable_step} was trained with {before.get(key)!r}: put it back, or begin a new run"
             raise ConfigError(f"{problem} (-J NAME)", key=key, value=after.get(key))
     return [f"{key}: {before.get(key)} -> {after.get(key)}" for key in keys]
 

@@ -82,11 +82,19 @@ def wanted(parameters: Sequence[LocalParameter], optimizer: Optimizer, average: 
     Raises ConfigError when another optimiser made it.
     """
     entries = [(part, tensor) for _, part, tensor in tensors(parameters, optimizer, average if has_average(manifest) else None)]
-    lacking = next((part.name for part, _ in entries if part.name.startswith("optimizer/") and part.name not in manifest.tensors), None)
-    if lacking is not None:
-        fault = f"another optimizer made the checkpoint of step {manifest.step}, which has no {lacking}"
+    if (strange := _strange(entries, manifest, optimizer)) is not None:
+        fault = f"another optimizer made the checkpoint of step {manifest.step}, which has {strange}"
         raise ConfigError(f"{fault}: put it back, or start a new run", where="job", key="optimizer.name")
     return entries
+
+
+def _strange(entries: Sequence[Entry], manifest: Manifest, optimizer: Optimizer) -> str | None:
+    """What of the optimiser's state is not as it should be. Momentum may be left behind: SGD goes on without."""
+    lacking = next((part.name for part, _ in entries if part.name.startswith("optimizer/") and part.name not in manifest.tensors), None)
+    if lacking is not None:
+        return f"no {lacking}"
+    known = {*optimizer.states(), "momentum"}
+    return next((name for name in manifest.tensors if name.startswith("optimizer/") and name.rpartition("/")[2] not in known), None)
 
 
 def has_average(manifest: Manifest) -> bool:

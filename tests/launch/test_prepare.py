@@ -130,3 +130,16 @@ def test_the_model_of_a_run_stays(key):
     changed = other.model_copy(update={"model": other.model.model_copy(update={key: value})})
     with pytest.raises(ConfigError, match=rf"model.{key} = {value}: the run was begun with .*-J NAME"):
         changes(job(), changed)
+
+
+@pytest.mark.parametrize(
+    ("section", "fields"),
+    [("training", {"seed": 7}), ("training", {"sequence_length": 7}), ("data", {"documents": "separate"}), ("optimizer", {"name": "sgd"})],
+)
+def test_what_a_checkpoint_counts_in_stays_once_there_is_one(section, fields):
+    """Broken: the job waits in the queue, and its ranks refuse the checkpoint."""
+    before, (name,) = job(), fields
+    after = before.model_copy(update={section: getattr(before, section).model_copy(update=fields)})
+    assert len(changes(before, after)) == 1
+    with pytest.raises(ConfigError, match=rf"{section}\.{name} = .*the checkpoint of step 40 was trained with .*-J NAME"):
+        changes(before, after, durable_step=40)

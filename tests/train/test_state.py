@@ -103,6 +103,21 @@ def test_another_optimizers_checkpoint_is_refused_in_one_line(tmp_path):
         wanted(parameters, make_optimizer(parameters, OptimizerConfig()), None, found.manifest)
 
 
+def test_a_state_that_nobody_would_load_is_another_optimizers_too(tmp_path):
+    """Broken: AdamW's checkpoint went on under SGD, whose own state is none."""
+    parameters, optimizer, _ = some_rank(OptimizerConfig(), 1)
+    found = saved(tmp_path, owned(parameters, optimizer), to_state(PROGRESS, SOURCE, 3))
+    with pytest.raises(ConfigError, match=r"optimizer.name: another optimizer made .* which has optimizer/.*/exp_avg"):
+        wanted(parameters, make_optimizer(parameters, OptimizerConfig(name="sgd")), None, found.manifest)
+
+
+def test_sgd_may_go_on_without_its_momentum(tmp_path):
+    parameters, optimizer, _ = some_rank(OptimizerConfig(name="sgd", momentum=0.9), 1)
+    found = saved(tmp_path, owned(parameters, optimizer), to_state(PROGRESS, SOURCE, 3))
+    entries = wanted(parameters, make_optimizer(parameters, OptimizerConfig(name="sgd")), None, found.manifest)
+    assert {part.name.partition("/")[0] for part, _ in entries} == {"model"}
+
+
 def manifest_of(state):
     return Manifest(step=3, attempt=1, tokens=99, layout={}, chunk_bytes=1, files={}, tensors={}, state=state)
 
