@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,16 @@ from slurmtrain.telemetry.reader import parse_lines
 from slurmtrain.units import format_count
 
 _TAIL_BYTES = 1 << 16
+_EVALUATION_BYTES = 1 << 20
+"""Evaluations are far apart: so much of the events is looked through for them."""
 _RECENT = 10
 
 
 @dataclass(frozen=True)
 class Report:
-    """The keys of `status --json`, in their order."""
+    """The keys of `status --json`, in their order. `evaluation`: name of a set to its newest `[step, loss]`; `skipped`: of the
+    `recent` newest steps.
+    """
 
     run: str
     state: str
@@ -41,6 +45,9 @@ class Report:
     checked_s_ago: float | None
     tokens_per_s_per_gpu: float | None = None
     mfu: float | None = None
+    evaluation: Mapping[str, tuple[int, float | str]] = field(default_factory=dict)
+    recent: int = 0
+    skipped: int = 0
     error: str = ""
     path: str = ""
     next: str = ""
@@ -71,6 +78,9 @@ def report(seen: Seen, *, word: str | None = None) -> Report:
         checked_s_ago=None if seen.age_s is None else round(seen.age_s, 1),
         tokens_per_s_per_gpu=_mean(steps, "tokens_per_s_per_gpu"),
         mfu=_mean(steps, "mfu"),
+        evaluation=newest_evaluations(run) if job and job.evaluation.sets else {},
+        recent=len(steps),
+        skipped=sum(event.fields.get("skipped") is True for event in steps),
         error=_error(seen),
         path=str(run.path),
         next=next_command(seen, word or run.name),
@@ -85,16 +95,26 @@ def _reason(seen: Seen, step: int, job: JobConfig | None) -> str:
 
 def recent_steps(run: RunDir, limit_bytes: int = _TAIL_BYTES) -> list[Event]:
     """The newest step events of the newest attempt that made any, oldest first: the end of rank 0's file alone is read."""
-    try:
-        with open(run.event_file(0), "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - limit_bytes))
-            events = parse_lines(file.read())
-    except OSError:
-        return []
-    steps = [event for event in events if event.kind == "step"]
+    steps = [event for event in parse_lines(_tail(run, limit_bytes)) if event.kind == "step"]
     newest = max((event.attempt for event in steps), default=0)
     return [event for event in steps if event.attempt == newest][-_RECENT:]
+
+
+def newest_evaluations(run: RunDir, limit_bytes: int = _EVALUATION_BYTES) -> dict[str, tuple[int, float | str]]:
+    """The newest (step, loss) of each evaluation set, by name, as far as the end of rank 0's file tells."""
+    told = parse_lines(b"\n".join(line for line in _tail(run, limit_bytes).split(b"\n") if b'"eval"' in line))
+    found = {f["set"]: (f["step"], f["eval_loss"]) for event in told if {"set", "step", "eval_loss"} <= set(f := event.fields)}
+    return dict(sorted(found.items()))
+
+
+def _tail(run: RunDir, limit_bytes: int) -> bytes:
+    """The end of rank 0's events; empty where there are none."""
+    try:
+        with open(run.event_file(0), "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - limit_bytes))
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _mean(steps: Sequence[Event], name: str) -> float | None:
@@ -163,6 +183,10 @@ def lines(r: Report) -> Iterator[tuple[str, str]]:
     if r.attempt is not None:
         yield "attempt", f"{r.attempt}{f' on {fold(r.nodes)}' if r.nodes else ''}"
     yield "step", progress_text(r)
+    if r.skipped:
+        yield "skipped", f"{r.skipped} of the last {r.recent} steps: gradients overflow"
+    if r.evaluation:
+        yield "evaluation", ", ".join(f"{name} {number(loss, '.4f')} at step {step}" for name, (step, loss) in r.evaluation.items())
     yield "checkpoint", "none yet" if r.last_durable_step is None else f"step {r.last_durable_step}"
     if r.error and r.error != r.reason:
         yield "error", r.error

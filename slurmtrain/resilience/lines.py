@@ -47,7 +47,7 @@ def _step(event: Event, steps: int, tokens_per_step: int) -> str:
 
 def _start(event: Event, _steps: int, _tokens: int) -> str:
     resumed = event.fields.get("resumed_from")
-    return f"{event.fields.get('world')} ranks are up, " + (f"resumed from step {resumed}" if resumed else "from the beginning")
+    return f"{event.fields.get('world')} ranks are up, " + ("from the beginning" if resumed is None else f"resumed from step {resumed}")
 
 
 def _save(event: Event, _steps: int, _tokens: int) -> str:

@@ -228,6 +228,25 @@ def test_rates_that_no_step_tells_are_null(desk):
     assert (told["tokens_per_s_per_gpu"], told["mfu"]) == (None, None)
 
 
+def test_the_newest_evaluations_and_what_was_skipped(desk):
+    """Broken: a run whose every step overflows looks as well as one that learns."""
+    run, job_id = submitted(desk)
+    raw = json.loads(run.job_json.read_text())
+    run.job_json.write_text(json.dumps(raw | {"evaluation": {"sets": {"held": "/e", "web": "/w"}, "every_steps": 2}}))
+    attempted(desk, run, job_id, steps=range(0))
+    for step in (1, 2, 3):
+        write_event(run, Event("step", desk.clock.time(), 1, 0, {"step": step, "loss": 2.0, "step_s": 1.0, "skipped": step > 1}))
+    for step, name, loss in ((0, "held", 3.0), (0, "web", 4.0), (2, "held", 2.5), (2, "web", "nan")):
+        write_event(
+            run, Event("eval", desk.clock.time(), 1, 0, {"step": step, "set": name, "eval_loss": loss, "tokens": 9, "seconds": 0.1})
+        )
+    told = status(desk)
+    assert (told["evaluation"], told["skipped"], told["recent"]) == ({"held": [2, 2.5], "web": [2, "nan"]}, 2, 3)
+    shown = desk.type("status", "job").stdout
+    assert "evaluation  held 2.5000 at step 2, web nan at step 2" in shown
+    assert "skipped     2 of the last 3 steps: gradients overflow" in shown
+
+
 def test_a_run_that_its_target_ended_says_so(desk):
     run, job_id = submitted(desk)
     raw = json.loads(run.job_json.read_text())

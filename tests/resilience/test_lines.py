@@ -22,6 +22,7 @@ def line(kind: str, **fields: object) -> str | None:
         ),
         ("step", {"step": 1, "loss": "nan", "grad_norm": "inf", "lr": 0.0, "step_s": 0.0}, ["loss nan", "grad inf"]),
         ("start", {"world": 8, "layout": {}, "resumed_from": 50}, ["8 ranks", "resumed from step 50"]),
+        ("start", {"world": 8, "layout": {}, "resumed_from": 0}, ["8 ranks", "resumed from step 0"]),
         ("start", {"world": 8, "layout": {}, "resumed_from": None}, ["8 ranks", "from the beginning"]),
         ("save", {"step": 100, "seconds": 1.234, "bytes": 4 << 20}, ["step 100", "1.23 s", "4.0 MiB"]),
         ("load", {"step": 50, "seconds": 0.5, "passed_over": [[60, "is short"]]}, ["step 50", "passed over step 60: is short"]),
