@@ -50,7 +50,7 @@ def kill(session, step):
 
 def fail_in_forward(session, step):
     """In the middle of the collectives of a step: the last layer fails, its peer is inside a gather."""
-    layer = list(session.built.stage.layers.values())[-1]
+    layer = list(session.built.stages[-1].layers.values())[-1]
 
     def hook(module, args):
         if session.progress.step + 1 == step:

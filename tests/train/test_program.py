@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from slurmtrain.data.loader import Batches
-from slurmtrain.data.tokens import TokenFolder
+from slurmtrain.data.stream import open_batches
+from slurmtrain.models.decoder import Decoder
 from slurmtrain.models.initial import initialise
-from slurmtrain.models.llama import Llama
 from slurmtrain.runtime.seeds import seed_for
 from tests.train.runs import make_data, make_job, make_run
 
@@ -26,26 +25,25 @@ def data(tmp_path_factory):
 def one_process(job):
     """[(step, loss, norm)] of plain code: the single-device model, torch's AdamW and clipping, a hand-written schedule."""
     training, config = job.training, job.optimizer
-    llama = Llama(job.model)
-    initialise(llama, job.model, seed_for(training.seed, purpose="model"))
-    tokens = TokenFolder.open(job.data.path)
-    shape = {"sequence_length": training.sequence_length, "global_batch": training.global_batch, "micro_batch": training.global_batch}
-    batches = Batches(tokens, **shape, dp_rank=0, dp_size=1, seed=seed_for(training.seed, purpose="data"))
-    matrices, norms = ([p for p in llama.parameters() if (p.ndim > 1) == is_matrix] for is_matrix in (True, False))
+    model = Decoder(job.model)
+    initialise(model, job.model, seed_for(training.seed, purpose="model"))
+    batches = open_batches(job, data_rank=0, data_size=1, seed=seed_for(training.seed, purpose="data"))
+    matrices, norms = ([p for p in model.parameters() if (p.ndim > 1) == is_matrix] for is_matrix in (True, False))
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95), eps=1e-8)
     results = []
     for step in range(1, training.steps + 1):
         batch = next(batches)
-        inputs, labels = torch.from_numpy(batch.inputs[0]), torch.from_numpy(batch.labels[0])
-        loss = functional.cross_entropy(llama(inputs).flatten(0, 1), labels.flatten())
+        inputs, labels = (torch.from_numpy(part).flatten(0, 1) for part in (batch.inputs, batch.labels))
+        loss = functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(llama.parameters(), training.clip_norm)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
         for group in optimizer.param_groups:
             group["lr"] = config.lr * min(1.0, step / 4)  # the job warms up for 4 steps and has min_lr = lr
         optimizer.step()
         optimizer.zero_grad()
         results.append((step, loss.item(), norm.item()))
+    batches.close()
     return results
 
 
