@@ -11,7 +11,8 @@ import torch
 from safetensors import SafetensorError
 
 from slurmtrain.boxes import Part
-from slurmtrain.checkpoint.hf_files import TYPES, opened, tensor_files
+from slurmtrain.checkpoint.hf_check import TYPES
+from slurmtrain.checkpoint.hf_files import opened, tensor_files
 from slurmtrain.checkpoint.hf_names import Place, base_name, places, surplus
 from slurmtrain.checkpoint.state import dtype_name
 from slurmtrain.config.hf import CONFIG_NAME, model_keys, read_config

@@ -6,8 +6,9 @@ the bound is a shard of its own, and one shard at a time is in memory). The fold
 
 from __future__ import annotations
 
+import errno
 import json
-import os
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -68,14 +69,11 @@ def export(
     Raises UserError for a folder that is there, a step that is not, and `ema` of a run that keeps none; CorruptCheckpointError for a
     checkpoint that does not verify; CheckpointError for a value that the type cannot hold; OSError when the disk refuses.
     """
-    if out.exists():
-        raise UserError(f"{out}: is there already: choose another folder, or remove it")
+    check_out(out)
     config = hf_config(job.model, length=job.training.sequence_length, dtype=DTYPES[dtype])
     found = find_step(run, step)
     sources = _Sources(found, job, "ema" if ema else "model")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    staging = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    staging.mkdir()
+    staging = _staging(out)
     try:
         shards = _write_all(staging, sources, DTYPES[dtype], max_bytes)
         beside = carry_over(job.model.weights, staging, config)
@@ -85,6 +83,29 @@ def export(
         shutil.rmtree(staging, ignore_errors=True)
         raise
     return Exported(found.step, sum(len(s.names) for s in shards), sum(s.bytes for s in shards), len(shards), beside)
+
+
+def check_out(out: Path) -> None:
+    """Raise UserError where `out` is taken; a link to nothing is something, too."""
+    try:
+        taken = out.exists() or out.is_symlink()
+    except OSError as error:
+        raise UserError(f"{out}: {error.strerror or error}: choose another folder") from error
+    if taken:
+        raise UserError(f"{out}: is there already: choose another folder, or remove it")
+
+
+def _staging(out: Path) -> Path:
+    """A folder beside `out`, of a name that no other export has. Raises UserError where none can be made."""
+    staging = out.with_name(f".{out.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        staging.mkdir()
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:
+            raise
+        raise UserError(f"{out}: {error.strerror or error}: choose a folder where you can write") from error
+    return staging
 
 
 def find_step(run: RunDir, step: int | None) -> Found:

@@ -9,6 +9,7 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
+from slurmtrain.checkpoint.hf_check import check_weights
 from slurmtrain.cli.doors import Doors
 from slurmtrain.cli.options import KEYS
 from slurmtrain.cli.runs import cluster_name, root_of_site
@@ -85,6 +86,8 @@ def draft(wish: Wish, doors: Doors) -> Draft:
     check_job(job, site, where=str(wish.job_file))
     plan = build_plan(job, site)
     check_data(job, where=str(wish.job_file))
+    if job.model.weights is not None:
+        check_weights(job.model.weights, job.model, where=str(wish.job_file))
     root = root_of_site(wish.root, doors.env, site)
     check_root(root)
     return Draft(job, site, plan, RunDir(root / job.run.name))

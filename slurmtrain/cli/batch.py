@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import tempfile
@@ -32,11 +33,16 @@ def batch_options(function: F) -> F:
     return with_options(_OPTIONS)(function)
 
 
+def output_beside(out: Path, what: str) -> Path:
+    """Where a job that makes `out` writes what the command prints."""
+    return Path(os.path.abspath(out.parent)) / f"slurm-{what}-{out.name.replace('%', '_')}-%j.out"  # noqa: PTH100 links stay
+
+
 def sent_to_batch(ctx: click.Context, said: dict[str, Any], words: Sequence[str], *, output: Path) -> bool:
     """Take the batch options out of `said`; where --batch is among them, submit `slurmtrain WORDS` and say so (True).
 
-    `output`: where the job writes what the command prints; %j in it is the job's id. Raises UserError for batch options without
-    --batch, SlurmError.
+    `output`: where the job writes what the command prints; %j in it is the job's id; its folder is made, for Slurm makes none. Raises
+    UserError for batch options without --batch, SlurmError.
     """
     from slurmtrain.errors import UserError
 
@@ -46,6 +52,10 @@ def sent_to_batch(ctx: click.Context, said: dict[str, Any], words: Sequence[str]
         if given:
             raise UserError(f"--{given[0]} is of the batch job: give --batch too")
         return False
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{output.parent}: {error.strerror or error}: choose an --out where you can write") from error
     job_id = _submit(doors_of(ctx), mine, words, output)
     click.echo(f"Submitted batch job {job_id}")
     click.echo(f"output {str(output).replace('%j', job_id)}", err=True)

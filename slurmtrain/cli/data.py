@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli.batch import batch_options, sent_to_batch
+from slurmtrain.cli.batch import batch_options, output_beside, sent_to_batch
 from slurmtrain.cli.options import examples
+from slurmtrain.cli.paths import UserPath
 
 if TYPE_CHECKING:
     from slurmtrain.data.encode import Encoder
@@ -36,10 +37,10 @@ def command() -> None:
         "slurmtrain data build chats.jsonl --answers --tokenizer ~/models/qwen --out data/chats",
     ),
 )
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to make (or prefix, or file: --format).")
+@click.argument("paths", nargs=-1, required=True, type=UserPath())
+@click.option("--out", required=True, type=UserPath(), help="Folder to make (or prefix, or file: --format).")
 @click.option("--force", is_flag=True, help="Replace other tokens that are there.")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="tokenizer.json, or a folder with one [default: bytes].")
+@click.option("--tokenizer", type=UserPath(), help="tokenizer.json, or a folder with one [default: bytes].")
 @click.option("--eod", default=None, metavar="TOKEN", help="Token that ends a document [default: the tokenizer's end of text].")
 @click.option("--key", default=None, metavar="KEY", help="Read JSON lines: a document is the text under this key.")
 @click.option("--answers", is_flag=True, help="Read JSON lines: prompt and response, or messages; the answers are marked.")
@@ -52,14 +53,20 @@ def build(ctx: click.Context, /, paths: tuple[Path, ...], out: Path, **said: Any
     A file is a document, or a line of JSON is. Without a tokenizer each byte is a token.
     """
     from slurmtrain.data import build as builder
-    from slurmtrain.data.texts import LINES, SUFFIXES, find_texts
+    from slurmtrain.data.texts import LINES, SUFFIXES, check_paths, find_texts
+    from slurmtrain.data.writing import check_place
     from slurmtrain.errors import UserError
 
     if said["key"] and said["answers"]:
         raise UserError("--key names the text of JSON lines, --answers reads prompts and messages: give one of them")
     if said["eod"] and not said["tokenizer"]:
         raise UserError("--eod names a token of a tokenizer: give --tokenizer, bytes end documents by 256")
-    if sent_to_batch(ctx, said, ["data", "build", *map(str, paths), *_again(said, out=out)], output=_output(out)):
+    check_paths(paths)
+    check_place(out, said["kind"], force=said["force"])
+    encoder = _encoder(said["tokenizer"], said["eod"])
+    if not said["key"] and not said["answers"]:
+        _note_lines(paths, LINES)
+    if sent_to_batch(ctx, said, ["data", "build", *map(str, paths), *_again(said, out=out)], output=output_beside(out, "data")):
         return
     suffixes = LINES if said["key"] or said["answers"] else SUFFIXES
     total = sum(path.stat().st_size for path in find_texts(paths, suffixes))
@@ -67,7 +74,7 @@ def build(ctx: click.Context, /, paths: tuple[Path, ...], out: Path, **said: Any
         done = builder.build(
             paths,
             out,
-            encoder=_encoder(said["tokenizer"], said["eod"]),
+            encoder=encoder,
             key=said["key"],
             answers=said["answers"],
             kind=said["kind"],
@@ -82,9 +89,9 @@ def build(ctx: click.Context, /, paths: tuple[Path, ...], out: Path, **said: Any
     context_settings=_WIDE,
     epilog=examples("slurmtrain data convert web_text_document --to folder --out data/web --vocab 50257 --eod 50256"),
 )
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=UserPath())
 @click.option("--to", "kind", type=FORMATS, required=True, help="What to make.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder, prefix of a .bin/.idx pair, or .h5 file.")
+@click.option("--out", required=True, type=UserPath(), help="Folder, prefix of a .bin/.idx pair, or .h5 file.")
 @click.option("--vocab", type=click.IntRange(min=1), default=None, metavar="N", help="Of the tokens, where their format does not tell.")
 @click.option("--eod", type=click.IntRange(min=0), default=None, metavar="N", help="Number of the token that ends a document.")
 @click.option("--force", is_flag=True, help="Replace other tokens that are there.")
@@ -94,8 +101,13 @@ def convert(ctx: click.Context, /, path: Path, out: Path, **said: Any) -> None:
     """Write tokens in another format: a folder, a Megatron .bin/.idx pair, or an HDF5 file."""
     from slurmtrain.data.convert import convert as converted
     from slurmtrain.data.summary import summarize
+    from slurmtrain.data.writing import check_place
 
-    if sent_to_batch(ctx, said, ["data", "convert", str(path), *_again(said, out=out, renamed={"kind": "to"})], output=_output(out)):
+    _check_tokens(path)
+    check_place(out, said["kind"], force=said["force"])
+    if sent_to_batch(
+        ctx, said, ["data", "convert", str(path), *_again(said, out=out, renamed={"kind": "to"})], output=output_beside(out, "data")
+    ):
         return
     with _bar("converting", summarize(path).tokens) as advance:
         done = converted(path, out, said["kind"], vocab=said["vocab"], eod=said["eod"], force=said["force"], advance=advance)
@@ -103,16 +115,17 @@ def convert(ctx: click.Context, /, path: Path, out: Path, **said: Any) -> None:
 
 
 @command.command(context_settings=_WIDE, epilog=examples("slurmtrain data inspect data/chats --document 3"))
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=UserPath())
 @click.option("--document", "number", type=click.IntRange(min=0), default=0, metavar="N", help="Which document to show, from 0.")
 @click.option("--tokens", "most", type=click.IntRange(min=1), default=200, show_default=True, metavar="N", help="How much of it.")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="What decodes it, where the tokens do not say.")
+@click.option("--tokenizer", type=UserPath(), help="What decodes it, where the tokens do not say.")
 @click.option("--verify", is_flag=True, help="Compare the sums of all files, too.")
 @click.pass_context
 def inspect(ctx: click.Context, /, path: Path, number: int, tokenizer: Path | None, **said: Any) -> None:
     """Show what tokens are, and a document of them as text."""
     from slurmtrain.data.inspection import look
 
+    _check_tokens(path)
     seen = look(path, number=number, encoder=_decoder(tokenizer), **said)
     for label, text in _facts(seen):
         click.echo(f"{label:<11} {text}")
@@ -120,6 +133,26 @@ def inspect(ctx: click.Context, /, path: Path, number: int, tokenizer: Path | No
     click.echo(_shown(seen))
     if seen.faults:
         ctx.exit(1)
+
+
+def _check_tokens(path: Path) -> None:
+    """Raises UserError for a path without tokens: damaged ones are another matter."""
+    from slurmtrain.data.index import INDEX_NAME
+    from slurmtrain.data.summary import format_of
+    from slurmtrain.errors import DataError, UserError
+
+    try:
+        kind = format_of(path)
+    except (DataError, OSError) as error:
+        raise UserError(str(error)) from error
+    if kind == "folder" and not (path / INDEX_NAME).exists():
+        raise UserError(f"{path}: a folder without {INDEX_NAME}, so not of tokens: slurmtrain data build makes one")
+
+
+def _note_lines(paths: tuple[Path, ...], suffixes: tuple[str, ...]) -> None:
+    for path in paths:
+        if path.suffix.lower() in suffixes:
+            click.echo(f"note: {path} is read as plain text, JSON and all: --key or --answers reads its lines", err=True)
 
 
 def _facts(seen: Look) -> Iterator[tuple[str, str]]:
@@ -167,10 +200,6 @@ def _again(said: dict[str, Any], *, out: Path, renamed: dict[str, str] | None = 
         if said.get(name) is not None:
             yield f"--{(renamed or {'kind': 'format'}).get(name, name)}={said[name]}"
     yield from (f"--{name}" for name in ("force", "answers") if said.get(name))
-
-
-def _output(out: Path) -> Path:
-    return Path(os.path.abspath(out.parent)) / f"slurm-data-{out.name}-%j.out"  # noqa: PTH100
 
 
 @contextmanager

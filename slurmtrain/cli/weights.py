@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from slurmtrain.cli.batch import batch_options, output_beside, sent_to_batch
 from slurmtrain.cli.doors import doors_of
 from slurmtrain.cli.options import examples, root_option
-from slurmtrain.errors import ConfigError
+from slurmtrain.cli.paths import UserPath
+from slurmtrain.errors import ConfigError, UserError
 from slurmtrain.units import counted, parse_size
 
 if TYPE_CHECKING:
@@ -27,15 +31,17 @@ def command() -> None:
     epilog=examples("slurmtrain weights export my-run --out my-model --dtype bf16"),
 )
 @click.argument("name", metavar="RUN")
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Folder to make.")
+@click.option("--out", required=True, type=UserPath(), metavar="DIR", help="Folder to make.")
 @click.option("--step", type=int, default=None, metavar="N", help="Checkpoint [default: the newest that verifies].")
 @click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", show_default=True, help="Of every tensor.")
 @click.option("--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="Of one file; a larger tensor is alone in one.")
 @click.option("--ema", is_flag=True, help="The moving average of the weights, where the run keeps one.")
 @root_option
+@batch_options
 @click.pass_context
 def export(ctx: click.Context, /, name: str, out: Path, root: Path | None, **options: Any) -> None:
     """Write the weights of a run as a folder of safetensors with config.json, which transformers and others read."""
+    from slurmtrain.checkpoint.hf_export import check_out
     from slurmtrain.checkpoint.hf_export import export as write
     from slurmtrain.cli.facts import locate
     from slurmtrain.config.stored import read_job
@@ -43,13 +49,27 @@ def export(ctx: click.Context, /, name: str, out: Path, root: Path | None, **opt
 
     doors = doors_of(ctx)
     run = locate(name, root, doors)
-    max_bytes = _bytes_of(options.pop("max_shard_size"))
+    max_bytes = _bytes_of(options["max_shard_size"])
+    check_out(out)
+    if sent_to_batch(ctx, options, ["weights", "export", str(run.path), *_again(out, options)], output=output_beside(out, "weights")):
+        return
+    options.pop("max_shard_size")
     done = write(run, read_job(run.job_json), out, disk=doors.disk, max_bytes=max_bytes, **options)
     click.echo(f"step     {done.step}{' (moving average)' if options['ema'] else ''}")
     click.echo(f"tensors  {done.tensors}, {options['dtype']}, {format_size(done.bytes)} in {counted(done.shards, 'file')}")
     if done.beside:
         click.echo(f"beside   {', '.join(done.beside)}")
     click.echo(f"folder   {out}")
+
+
+def _again(out: Path, options: dict[str, Any]) -> Iterator[str]:
+    """The command's own options as words, for a job that does the same."""
+    yield f"--out={os.path.abspath(out)}"  # noqa: PTH100 links stay
+    for name in ("step", "dtype", "max_shard_size"):
+        if options[name] is not None:
+            yield f"--{name.replace('_', '-')}={options[name]}"
+    if options["ema"]:
+        yield "--ema"
 
 
 def _bytes_of(text: str) -> int:
@@ -71,22 +91,39 @@ def _bytes_of(text: str) -> int:
 @click.pass_context
 def show(ctx: click.Context, name: str, root: Path | None) -> None:
     """Show parameters and element types of a folder of safetensors, or of a run, and the [model] table that a job file would say."""
-    from slurmtrain.config.hf import CONFIG_NAME
-
-    folder = Path(name)
-    for line in _of_folder(folder) if (folder / CONFIG_NAME).is_file() else _of_run(ctx, name, root):
+    for line in _shown(ctx, name, root):
         click.echo(line)
 
 
-def _of_folder(folder: Path) -> Iterator[str]:
-    from slurmtrain.checkpoint.hf_files import element_types, tensor_files
-    from slurmtrain.config.hf import CONFIG_NAME, model_keys, read_config
-    from slurmtrain.config.model import ModelConfig
+def _shown(ctx: click.Context, name: str, root: Path | None) -> Iterator[str]:
+    """A path is a folder or a run's; a word is a run's name or job id before it is a folder without config.json."""
+    from slurmtrain.cli.runs import is_run
+    from slurmtrain.config.hf import CONFIG_NAME
 
-    model = ModelConfig(**model_keys(read_config(folder), str(folder / CONFIG_NAME)))
-    types = ", ".join(f"{count} {kind}" for kind, count in element_types(folder).most_common())
-    yield from _summary(model, f"{types} in {counted(len(set(tensor_files(folder).values())), 'file')}")
+    path = Path(name)
+    if (path / CONFIG_NAME).is_file() or ("/" in name and not is_run(path)):
+        yield from _of_folder(path)
+        return
+    try:
+        yield from _of_run(ctx, name, root)
+    except UserError as error:
+        if path.exists():
+            yield from _of_folder(path)
+        raise UserError(f"{name}: no folder of weights; nor a run: {error}") from error
+
+
+def _of_folder(folder: Path) -> Iterator[str]:
+    """Raises ConfigError at the end where the tensors are not those of the model."""
+    from slurmtrain.checkpoint.hf_check import check_weights, stored_tensors
+    from slurmtrain.config.hf import model_of
+    from slurmtrain.config.weights import shards
+
+    model = model_of(folder)
+    kinds = Counter(one.dtype for one in stored_tensors(folder).values())
+    types = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    yield from _summary(model, f"{types} in {counted(len(shards(folder)), 'file')}")
     yield from _table(model)
+    check_weights(folder, model)
 
 
 def _of_run(ctx: click.Context, name: str, root: Path | None) -> Iterator[str]:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from slurmtrain.config.model import Family
+from slurmtrain.config.draft import Draft
+from slurmtrain.config.model import Family, ModelConfig
 from slurmtrain.errors import ConfigError
 
 CONFIG_NAME = "config.json"
@@ -30,6 +31,7 @@ _ONLY_GPT2: Mapping[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
 }
+_MOST = 2**31 - 1
 _SCALING: Mapping[str, tuple[str, ...]] = {
     "llama3": ("low_freq_factor", "high_freq_factor"),
     "yarn": ("beta_fast", "beta_slow", "attention_factor"),
@@ -50,8 +52,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_NAME
     try:
         values = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        fault = "has no config.json: give a folder of Hugging Face safetensors" if folder.is_dir() else "no such folder"
+    except (FileNotFoundError, NotADirectoryError):
+        other = "is a file: give the folder that it is in" if folder.exists() else "no such folder"
+        fault = "has no config.json: give a folder of Hugging Face safetensors" if folder.is_dir() else other
         raise ConfigError(fault, key="model.weights", value=str(folder)) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot be read: {getattr(error, 'strerror', None) or 'not JSON'}", where=str(path)) from None
@@ -69,6 +72,12 @@ def model_keys(values: Mapping[str, Any], where: str = CONFIG_NAME) -> dict[str,
         _refuse(where, "quantization_config", None, "quantised weights cannot be trained on: use the unquantised release")
     keys = _gpt2(values, where) if kind == "gpt2" else _rotary(values, where)
     return {"family": FAMILIES[kind], **keys}
+
+
+def model_of(folder: Path) -> ModelConfig:
+    """The shape that the config.json of a folder says, checked. Raises ConfigError."""
+    where = str(folder / CONFIG_NAME)
+    return Draft(model_keys(read_config(folder), where), where).build(ModelConfig)
 
 
 def _gpt2(values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -89,7 +98,7 @@ def _rotary(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     _check_only(values, _ONLY, where)
     sizes = _sizes(values, _SIZES, where)
     default_dim = 128 if values["model_type"] == "qwen3" else sizes["hidden"] // sizes["heads"]
-    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    rope = _rope(values, where)
     _check_only(rope, _ONLY, where)
     optional = {"rope_scaling": _scaling(rope, values, where), "window": _window(values, sizes["layers"], where)}
     return {
@@ -97,17 +106,28 @@ def _rotary(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         "kv_heads": values.get("num_key_value_heads") or sizes["heads"],
         "head_dim": values.get("head_dim") or default_dim,
         "norm_eps": values.get("rms_norm_eps", 1e-6),
-        "rope_theta": float(rope.get("rope_theta") or values.get("rope_theta") or 10_000.0),
+        "rope_theta": rope.get("rope_theta") or values.get("rope_theta") or 10_000.0,
         "tied_embeddings": values.get("tie_word_embeddings", False),
         **{key: value for key, value in optional.items() if value is not None},
     }
 
 
+def _rope(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """What is said of rotary positions, for all layers alike."""
+    name = "rope_parameters" if values.get("rope_parameters") else "rope_scaling"
+    rope = values.get(name) or {}
+    if not isinstance(rope, dict):
+        _refuse(where, name, rope, "must be an object")
+    if any(isinstance(value, dict) for value in rope.values()):
+        _refuse(where, name, None, "positions that differ between layers are not among our features")
+    return rope
+
+
 def _sizes(values: Mapping[str, Any], names: Mapping[str, str], where: str) -> dict[str, int]:
     for name in names.values():
         value = values.get(name)
-        if type(value) is not int or value < 1:
-            _refuse(where, name, value, "must be a whole number from 1 on")
+        if type(value) is not int or not 1 <= value <= _MOST:
+            _refuse(where, name, value, f"must be a whole number from 1 to {_MOST}")
     return {key: values[name] for key, name in names.items()}
 
 
@@ -121,7 +141,7 @@ def _scaling(rope: Mapping[str, Any], values: Mapping[str, Any], where: str) -> 
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return None
-    if kind not in _SCALING:
+    if not isinstance(kind, str) or kind not in _SCALING:
         _refuse(where, "rope_type", kind, f"no scaling of positions that we have: there are {', '.join(_SCALING)}")
     if kind == "yarn":
         _check_yarn(rope, where)
@@ -145,13 +165,18 @@ def _window(values: Mapping[str, Any], layers: int, where: str) -> int | None:
     kind, window = values["model_type"], values.get("sliding_window")
     if kind == "llama" or window is None or (kind != "mistral" and not values.get("use_sliding_window")):
         return None
+    if type(window) is not int or window < 1:
+        _refuse(where, "sliding_window", window, "must be a whole number from 1 on")
     if kind == "mistral":
-        return int(window)
-    first = min(values.get("max_window_layers", 28), layers)
+        return window
+    first = values.get("max_window_layers", 28)
+    if type(first) is not int:
+        _refuse(where, "max_window_layers", first, "must be a whole number")
+    first = min(max(first, 0), layers)
     types = values.get("layer_types") or ["full_attention"] * first + ["sliding_attention"] * (layers - first)
-    if len(set(types)) > 1:
+    if not isinstance(types, list) or any(one != types[0] for one in types):
         _refuse(where, "layer_types", None, "some layers with a sliding window and some without are not among our features")
-    return int(window) if types[0] == "sliding_attention" else None
+    return window if types[0] == "sliding_attention" else None
 
 
 def _refuse(where: str, key: str, value: Any, problem: str) -> NoReturn:

@@ -4,14 +4,16 @@ config.json                            the shape (hf)
 model.safetensors                      all tensors, or
 model.safetensors.index.json           {"weight_map": {tensor: file}} and the files that it names
 
-The tensors themselves are read by `checkpoint.hf`.
+The tensors' names and shapes are compared by `checkpoint.hf_check`, the tensors themselves read by `checkpoint.hf`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,10 @@ from slurmtrain.errors import ConfigError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 KEY = "model.weights"
+_LENGTH = struct.Struct("<Q")
+_MOST_HEAD = 100 << 20
+"""The library reads no longer one."""
+_POINTER = b"version "
 
 
 def merge_weights(draft: Draft, beside: Path, env: Mapping[str, str]) -> None:
@@ -65,12 +71,56 @@ def weight_files(folder: Path) -> Mapping[str, Path] | Path:
         return single
     try:
         files = {str(name): folder / file for name, file in json.loads(index.read_bytes())["weight_map"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ConfigError('is damaged: no JSON object with a "weight_map"', where=str(index)) from None
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror or error}", where=str(index)) from None
+    if not files:
+        raise ConfigError('is damaged: its "weight_map" names no tensor', where=str(index))
     for path in sorted(set(files.values())):
         if not path.is_file():
             raise ConfigError(f"names {path.name}, which is not beside it: fetch the missing file", where=str(index))
     return files
+
+
+def shards(folder: Path) -> list[Path]:
+    """The files that hold the tensors, each once. Raises ConfigError."""
+    found = weight_files(folder)
+    return [found] if isinstance(found, Path) else sorted(set(found.values()))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as a file of safetensors says it: its type's name (F32, BF16, ..) and shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_head(path: Path) -> dict[str, Stored]:
+    """The tensors of a file, which is as long as its head says: the head's length (uint64), the head (JSON), the tensors' bytes.
+
+    (huggingface/safetensors, README, "Format".) Raises ConfigError for one that is cut off, is something else, or cannot be read.
+    """
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            begin = file.read(_LENGTH.size)
+            length = _LENGTH.unpack(begin)[0] if len(begin) == _LENGTH.size else size
+            head = file.read(length) if length <= min(size - _LENGTH.size, _MOST_HEAD) else b""
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror or error}", where=str(path)) from None
+    if begin == _POINTER:
+        raise ConfigError("is a pointer of Git LFS, not the file: fetch it by git lfs pull", where=str(path))
+    try:
+        entries = {name: one for name, one in json.loads(head).items() if name != "__metadata__"}
+        want = max((int(one["data_offsets"][1]) for one in entries.values()), default=0)
+        stored = {name: Stored(str(one["dtype"]), tuple(map(int, one["shape"]))) for name, one in entries.items()}
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        raise ConfigError(f"cut off, or no safetensors ({size} bytes): fetch it again", where=str(path)) from None
+    if (has := size - _LENGTH.size - length) != want:
+        raise ConfigError(f"cut off or damaged: {has} bytes of tensors, {want} were written: fetch it again", where=str(path))
+    return stored
 
 
 def _nothing(folder: Path) -> str:

@@ -78,7 +78,7 @@ def _some(pieces: Iterable[Piece], said: str) -> Iterator[Piece]:
         none = False
         yield piece
     if none:
-        raise UserError(f"no text in {said}: all files are empty")
+        raise UserError(f"no text in {said}: all texts are empty")
 
 
 def _bytes(sources: Iterable[Path], advance: Advance) -> Iterator[Piece]:

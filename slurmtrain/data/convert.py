@@ -14,6 +14,7 @@ from slurmtrain.data.writing import About, Piece, Stored, store
 from slurmtrain.errors import DataError, UserError
 
 _PIECE = 4 << 20
+_MOST = 2**31
 
 
 def convert(
@@ -29,10 +30,10 @@ def convert(
 ) -> Stored:
     """Write the tokens at `path` as `out`. `vocab`, `eod`: where the source does not tell them; `advance` is told of tokens.
 
-    Raises UserError: a folder needs both, and nobody says them; `out` is taken. Raises DataError for a damaged source, also when a token
-    is not below the vocabulary.
+    Raises UserError: a folder needs both, and nobody says them; a token is not below `vocab`; `out` is taken. Raises DataError for a
+    damaged source.
     """
-    source = open_source(path, vocab=vocab)
+    source = open_source(path)
     told = source.summary
     vocab, eod = (mine if mine is not None else theirs for mine, theirs in ((vocab, told.vocab), (eod, told.eod)))
     if told.vocab is not None and vocab is not None and vocab < told.vocab:
@@ -43,7 +44,18 @@ def convert(
         raise UserError(f"--eod {eod}: is not below the vocabulary of {vocab}")
     kept = path / TOKENIZER_NAME
     about = About(vocab, eod, told.answers, kept.read_bytes() if told.format == "folder" and kept.exists() else None)
-    return store(_pieces(source, advance), out, kind, about, force=force, disk=disk)
+    bound = vocab if told.vocab is None else None
+    return store((_within(piece, bound, path) for piece in _pieces(source, advance)), out, kind, about, force=force, disk=disk)
+
+
+def _within(piece: Piece, vocab: int | None, path: Path) -> Piece:
+    """The same piece. Raises UserError for a token that is not below the vocabulary that was said, or that no format holds."""
+    top = int(piece.tokens.max()) if len(piece.tokens) else 0
+    if vocab is not None and top >= vocab:
+        raise UserError(f"--vocab {vocab}: {path} has a token {top}: use {top + 1} or more")
+    if top >= _MOST:
+        raise UserError(f"{path}: has a token {top}: no vocabulary is as large")
+    return piece
 
 
 def _pieces(source: Source, advance: Advance) -> Iterator[Piece]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from slurmtrain.data.chat import CHATML, Render, renderer
+from slurmtrain.data.chat import Render, renderer
 from slurmtrain.data.texts import Spans, Text
 from slurmtrain.errors import UserError, one_line
 
@@ -18,6 +19,8 @@ BYTE_EOD = 256
 BYTE_VOCAB = 257
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 """Tokens that end a document in known vocabularies, where neither --eod nor the tokenizer's configuration says one."""
+_SURROGATES = re.compile("[\ud800-\udfff]")
+"""Halves of characters, which JSON can write and UTF-8 cannot: with a tokenizer they become U+FFFD, one for one."""
 
 
 @dataclass(frozen=True)
@@ -91,30 +94,40 @@ class HubTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.tokenizer: bytes | None = content
-        self.vocab = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self._where, self._config = where, config
+        self.vocab = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if not self.vocab:
+            raise UserError(f"{where}: has no tokens: give the tokenizer of a model")
         self.eod = eod if isinstance(eod, int) else _end(self._tokenizer, eod or _token(config, "eos_token"), where)
-        named = {name: token for name in ("bos_token", "eos_token") if (token := _token(config, name))}
+
+    @property
+    def render(self) -> Render:
+        """Raises UserError for a chat template that is none."""
+        named = {name: token for name in ("bos_token", "eos_token") if (token := _token(self._config, name))}
         try:
-            self.render = renderer(_template(config), **named)
+            return renderer(_template(self._config), **named)
         except ValueError as error:
-            raise UserError(f"{where}: {error}") from error
+            raise UserError(f"{self._where}: {error}") from error
 
     @classmethod
     def load(cls, path: Path, *, eod: str | int | None = None) -> HubTokenizer:
-        """From a tokenizer.json, or a folder with one as Hugging Face writes it. Raises UserError."""
+        """From a tokenizer.json or its folder, as Hugging Face writes it; end and chat template are beside it. Raises UserError."""
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
-            content = file.read_bytes()
-            config = _config(file.parent) if path.is_dir() else {}
+            content, config = file.read_bytes(), _config(file.parent)
         except OSError as error:
-            raise UserError(f"{error.filename or file}: {error.strerror or error}") from error
+            advice = "give a tokenizer.json, or a folder with one (none is fetched)"
+            raise UserError(f"{error.filename or file}: {error.strerror or error}: {advice}") from error
         return cls(content, eod=eod, config=config, where=str(file))
 
     def encode(self, texts: Sequence[Text]) -> list[Encoded]:
-        """Many at once: the library shares them between threads."""
+        """Many at once: the library shares them between threads. Raises UserError for a text of which it makes no tokens."""
         marked = any(text.answers is not None for text in texts)
         run = self._tokenizer.encode_batch if marked else self._tokenizer.encode_batch_fast
-        made = run([text.text for text in texts], add_special_tokens=False)
+        try:
+            made = run([_SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text.text) for text in texts], add_special_tokens=False)
+        except Exception as error:  # tokenizers raises bare Exceptions
+            raise UserError(f"{self._where}: the tokenizer refuses a text: {one_line(str(error), 120)}") from error
         return [
             Encoded(np.array([*one.ids, self.eod], np.int64), None if text.answers is None else _marks(one.offsets, text, text.answers))
             for one, text in zip(made, texts, strict=True)
@@ -153,10 +166,10 @@ def _config(folder: Path) -> dict[str, Any]:
     path, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     try:
         raw = json.loads(path.read_bytes()) if path.exists() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON: {error}") from error
     config = raw if isinstance(raw, dict) else {}
-    return {**config, "chat_template": template.read_text()} if template.exists() else config
+    return {**config, "chat_template": template.read_text(errors="replace")} if template.exists() else config
 
 
 def _token(config: dict[str, Any], name: str) -> str | None:
@@ -165,9 +178,9 @@ def _token(config: dict[str, Any], name: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _template(config: dict[str, Any]) -> str:
-    """The chat template; of several the one named "default"."""
+def _template(config: dict[str, Any]) -> str | None:
+    """The chat template; of several the one named "default"; None where there is none."""
     found = config.get("chat_template")
     if isinstance(found, list):
         found = next((one.get("template") for one in found if isinstance(one, dict) and one.get("name") == "default"), None)
-    return found if isinstance(found, str) else CHATML
+    return found if isinstance(found, str) else None

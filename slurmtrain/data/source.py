@@ -59,7 +59,7 @@ def check_range(tokens: np.ndarray, start: int, vocab: int | None, path: Path) -
         return
     if vocab is not None and (top := int(tokens.max())) >= vocab:
         at = start + int(tokens.argmax())
-        raise DataError(f"{path}: damaged: token {top} at position {at} is not below the vocabulary of {vocab}")
+        raise DataError(f"{path}: token {top} at position {at} is not below the vocabulary of {vocab}: damaged, or of another tokenizer")
     if (least := int(tokens.min())) < 0:
         raise DataError(f"{path}: damaged: token {least} at position {start + int(tokens.argmin())} is negative")
 

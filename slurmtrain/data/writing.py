@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from array import array
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -14,16 +16,20 @@ import numpy as np
 import xxhash
 
 from slurmtrain.atomic import Disk, SystemDisk, fsync_dir, to_json
+from slurmtrain.data.aside import aside, sweep
 from slurmtrain.data.index import ANSWERS_NAME, DOCUMENTS_NAME, INDEX_NAME, TOKENIZER_NAME, TOKENS_NAME, DataFile, TokenIndex, read_index
 from slurmtrain.data.megatron import MOST_IN_SEQUENCE, pair_index
-from slurmtrain.data.pair import answers_of, bin_of, idx_of
-from slurmtrain.data.summary import Format
+from slurmtrain.data.pair import answers_of, bin_of, idx_of, prefix_of
+from slurmtrain.data.summary import HDF5_SUFFIXES, Format
 from slurmtrain.data.tokens import numpy_dtype
-from slurmtrain.errors import DataError, UserError
+from slurmtrain.errors import DataError, UserError, one_line
 
 _SHORT = 1 << 16
 """Tokens below it fit two bytes."""
 _CHUNK = 1 << 18
+_TRIES = 8
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
+"""The disk's faults; any other refusal is of a place where nothing can be made."""
 
 
 @dataclass(frozen=True)
@@ -64,24 +70,49 @@ class _Writer(Protocol):
 
 
 def store(pieces: Iterable[Piece], out: Path, kind: Format, about: About, *, force: bool = False, disk: Disk | None = None) -> Stored:
-    """Write pieces as `out`: a folder, the prefix of a Megatron pair, or an HDF5 file.
+    """Write pieces as `out`: a folder, the prefix of a Megatron pair, or an HDF5 file. A link is followed, not replaced.
 
-    Raises UserError: `out` is taken by other tokens (`force` replaces them) or by something else (never replaced). Raises DataError
-    when the disk refuses.
+    Raises UserError: `out` is taken by other tokens (`force` replaces them) or by something else (never replaced), or nothing can be made
+    there. Raises DataError when the disk is full or fails.
     """
-    refuse_foreign(out, kind, force=force)
     writer: _Writer | None = None
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        writer = _WRITERS[kind](out, about)
+        place = place_of(out, kind)
+        refuse_foreign(place, kind, force=force)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        sweep(place)
+        writer = _WRITERS[kind](place, about)
         for piece in pieces:
             writer.write(piece)
         return writer.finish(disk or SystemDisk(), force=force)
     except OSError as error:
-        raise DataError(f"{error.filename or out}: {error.strerror or error}") from error
+        raise _refused(out, error) from error
     finally:
         if writer is not None:
             writer.give_up()
+
+
+def _refused(out: Path, error: OSError) -> UserError | DataError:
+    says = one_line(error.strerror or str(error), 200)
+    if error.errno is None or error.errno in _FULL:
+        return DataError(f"{out}: {says}: nothing was changed; make room, or choose another --out")
+    return UserError(f"{out}: {says}: choose an --out where you can write")
+
+
+def place_of(out: Path, kind: Format) -> Path:
+    """Where `out` really lies. Raises UserError for the name of an HDF5 file that nobody would take for one."""
+    if kind == "hdf5" and out.suffix not in HDF5_SUFFIXES:
+        raise UserError(f"{out}: the name of an HDF5 file ends with {' or '.join(HDF5_SUFFIXES)}: use {out}{HDF5_SUFFIXES[0]}")
+    place = Path(os.path.realpath(out))
+    return prefix_of(place) if kind == "megatron" else place
+
+
+def check_place(out: Path, kind: Format, *, force: bool) -> None:
+    """Raise UserError where `store` would from the beginning."""
+    try:
+        refuse_foreign(place_of(out, kind), kind, force=force)
+    except OSError as error:
+        raise _refused(out, error) from error
 
 
 def refuse_foreign(out: Path, kind: Format, *, force: bool) -> None:
@@ -126,8 +157,7 @@ class _Folder:
         assert about.vocab is not None, "a folder tells its vocabulary"
         assert about.eod is not None, "a folder tells its end of documents"
         self._out, self._about, self._eod, self._vocab = out, about, about.eod, about.vocab
-        self._staging = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-        shutil.rmtree(self._staging, ignore_errors=True)
+        self._staging = aside(out)
         self._staging.mkdir()
         self._short = about.vocab <= _SHORT
         self._kind = numpy_dtype("uint16" if self._short else "uint32")
@@ -167,23 +197,45 @@ def marks_of(piece: Piece) -> np.ndarray:
 
 
 def _publish(staging: Path, out: Path, index: TokenIndex, disk: Disk, *, force: bool) -> bool:
-    """Rename to the final name; True when the same content is there already."""
-    if out.exists() and any(out.iterdir()):
-        if _index_of(out) == index:
-            return True
-        if not force:
-            raise UserError(f"{out}: holds other tokens: choose another --out, or give --force to replace them")
-    old = out.with_name(f".{out.name}.{os.getpid()}.old")
-    if out.exists():
-        out.rename(old)
+    """Rename to the final name; True when the same content is there already. Others may do the same at this moment."""
+    for _ in range(_TRIES):
+        if out.is_dir() and any(out.iterdir()):
+            if _index_of(out) == index:
+                return True
+            if not force:
+                raise UserError(f"{out}: holds other tokens: choose another --out, or give --force to replace them")
+        with suppress(FileExistsError):
+            _swap(staging, out, disk, force=force)
+            return False
+    raise DataError(f"{out}: others write it again and again: choose another --out")
+
+
+def _swap(staging: Path, out: Path, disk: Disk, *, force: bool) -> None:
+    """Put `staging` in the place of `out`, of an empty one without `force`. Raises FileExistsError when another was quicker."""
+    old = aside(out, "old")
+    with suppress(FileNotFoundError):
+        if force:
+            out.rename(old)
+        else:
+            _remove_empty(out)
     try:
         disk.publish_dir(staging, out)
     except OSError:
-        if old.exists():
+        if old.exists() and not out.exists():
             old.rename(out)
         raise
-    shutil.rmtree(old, ignore_errors=True)
-    return False
+    finally:
+        if out.exists():
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise FileExistsError(errno.EEXIST, "is no longer empty", str(folder)) from error
 
 
 def _index_of(folder: Path) -> TokenIndex | None:
@@ -200,7 +252,7 @@ class _Pair:
     def __init__(self, out: Path, about: About) -> None:
         self._out = out
         self._dtype = "<u2" if about.vocab is not None and about.vocab <= _SHORT else "<i4"
-        self._new = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+        self._new = aside(out)
         self._files = {bin_of(self._new): _SummedFile(bin_of(self._new))}
         if about.answers:
             self._files[answers_of(self._new)] = _SummedFile(answers_of(self._new))
@@ -220,13 +272,14 @@ class _Pair:
             self._firsts.append(len(self._sizes))
             self._open = 0
 
-    def finish(self, disk: Disk, *, force: bool) -> Stored:  # noqa: ARG002 replacing was settled before
+    def finish(self, disk: Disk, *, force: bool) -> Stored:  # noqa: ARG002 a pair is two renames, not one
         index = _SummedFile(idx_of(self._new))
         self._files[idx_of(self._new)] = index
         for part in pair_index(self._dtype, np.array(self._sizes, np.int32), np.array(self._firsts, np.int64)):
             index.write(part)
         for file in self._files.values():
             file.finish()
+        refuse_foreign(self._out, "megatron", force=force)
         for path in (idx_of(self._out), answers_of(self._out)):
             path.unlink(missing_ok=True)
         for name in (bin_of, answers_of, idx_of):
@@ -246,15 +299,15 @@ class _Hdf5:
 
     def __init__(self, out: Path, about: About) -> None:
         self._out, self._about = out, about
-        self._new = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-        self._raw = out.with_name(f".{out.name}.{os.getpid()}.raw")
+        self._new = aside(out)
+        self._raw = self._new.with_name(self._new.name + ".raw")
         self._kind = np.dtype("<u2" if about.vocab is not None and about.vocab <= _SHORT else "<u4")
         self._files = [_SummedFile(self._raw), *([_SummedFile(self._marks)] if about.answers else [])]
         self._tokens, self._ends = 0, array("q", [0])
 
     @property
     def _marks(self) -> Path:
-        return self._raw.with_suffix(".marks")
+        return self._new.with_name(self._new.name + ".marks")
 
     def write(self, piece: Piece) -> None:
         for file, data in zip(self._files, (piece.tokens.astype(self._kind), marks_of(piece)), strict=False):
@@ -263,11 +316,23 @@ class _Hdf5:
         if piece.end:
             self._ends.append(self._tokens)
 
-    def finish(self, disk: Disk, *, force: bool) -> Stored:  # noqa: ARG002 replacing was settled before
-        import h5py  # noqa: PLC0415 slow to import, for this format alone
-
+    def finish(self, disk: Disk, *, force: bool) -> Stored:  # noqa: ARG002 h5py writes the file
         for file in self._files:
             file.finish()
+        try:
+            self._fill()
+        except RuntimeError as error:  # of HDF5, when the disk refuses at its last flush
+            raise OSError(str(error)) from error
+        with open(self._new, "rb") as done:
+            os.fsync(done.fileno())
+        refuse_foreign(self._out, "hdf5", force=force)
+        self._new.replace(self._out)
+        fsync_dir(self._out.parent)
+        return Stored(self._tokens, len(self._ends) - 1)
+
+    def _fill(self) -> None:
+        import h5py  # noqa: PLC0415 slow to import, for this format alone
+
         with h5py.File(self._new, "w") as made:
             raws = [("tokens", self._raw, self._kind), ("answers", self._marks, np.dtype("u1"))]
             for name, path, kind in raws[: len(self._files)]:
@@ -278,11 +343,6 @@ class _Hdf5:
             for name, value in (("vocab", self._about.vocab), ("eod", self._about.eod)):
                 if value is not None:
                     made.attrs[name] = value
-        with open(self._new, "rb") as done:
-            os.fsync(done.fileno())
-        self._new.replace(self._out)
-        fsync_dir(self._out.parent)
-        return Stored(self._tokens, len(self._ends) - 1)
 
     def give_up(self) -> None:
         for file in self._files:

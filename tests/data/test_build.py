@@ -121,7 +121,7 @@ def test_nothing_to_read_is_a_users_mistake(texts, tmp_path, name, words):
 
 
 def test_only_empty_files_is_a_users_mistake_and_leaves_nothing(texts, tmp_path):
-    with pytest.raises(UserError, match="all files are empty"):
+    with pytest.raises(UserError, match="all texts are empty"):
         build([texts / "a" / "empty.py"], tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["texts"]
 
@@ -142,8 +142,8 @@ def test_the_order_does_not_depend_on_the_file_system(texts, monkeypatch):
     real = os.walk
     expected = list(find_texts([texts]))
 
-    def backwards(folder):
-        for parent, folders, names in real(folder):
+    def backwards(folder, **more):
+        for parent, folders, names in real(folder, **more):
             folders.reverse()
             yield parent, folders, names[::-1]
 

@@ -105,7 +105,7 @@ def test_a_pair_needs_vocabulary_and_end_for_a_folder(tmp_path):
         convert(pair, tmp_path / "out", "folder", vocab=257)
     with pytest.raises(UserError, match="--eod 300: is not below the vocabulary of 257"):
         convert(pair, tmp_path / "out", "folder", vocab=257, eod=300)
-    with pytest.raises(DataError, match="token 256 at position 2 is not below the vocabulary of 200"):
+    with pytest.raises(UserError, match=r"--vocab 200: .* has a token 256: use 257 or more"):
         convert(pair, tmp_path / "out", "folder", vocab=200, eod=1)
     with pytest.raises(UserError, match="has a vocabulary of 257: use 257 or more"):
         convert(write_folder(tmp_path / "f", DOCUMENTS), tmp_path / "out", "megatron", vocab=100)

@@ -134,7 +134,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused():
     "raw, words",
     [
         ({"prompt": "a"}, "has no 'response' or 'completion', but 'prompt'"),
-        ({"response": "a"}, "has no 'prompt', but 'response'"),
+        ({"response": "a"}, "has neither 'prompt' nor 'messages', but 'response'"),
         ({"prompt": 1, "response": "a"}, "'prompt' is not a text"),
         ({"messages": "hi"}, "'messages' is not a list"),
         ({"messages": [{"content": "x"}]}, "'messages' is not a list"),

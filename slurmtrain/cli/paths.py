@@ -1,0 +1,19 @@
+"""Paths that people type."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+class UserPath(click.Path):
+    """A path; `~` is filled in also where the shell leaves it, as in --out=~/tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(os.path.expanduser(value), param, ctx)  # noqa: PTH111 before it is a Path
