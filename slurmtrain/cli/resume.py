@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
 from slurmtrain.cli.runs import is_run, jobs_of
@@ -53,7 +55,10 @@ def changed(run: RunDir, job: JobConfig) -> list[str]:
     durable = newest_durable_step(run.checkpoints)
     found = changes(before, job, durable_step=durable)
     finished = run.finished.exists()
-    steps, done = job.training.steps, max(durable or 0, before.training.steps if finished else 0)
+    steps, done = job.training.steps, max(durable or 0, _finished_at(run, before) if finished else 0)
+    if finished and before.target is not None and done < before.training.steps and job.target == before.target:
+        problem = f"run {run.name!r} has reached its target at step {done}: set a lower target.below or target.stop=false to go on"
+        raise ConfigError(problem, key="target.stop", value=True)
     if steps < done or (finished and steps == done):
         was = f", and was begun with {before.training.steps}" if before.training.steps > done else ""
         more = before.training.steps if was else f"N, more than {done}"
@@ -62,6 +67,14 @@ def changed(run: RunDir, job: JobConfig) -> list[str]:
     if found:
         click.echo(f"changed since the run was last submitted: {', '.join(found)}", err=True)
     return found
+
+
+def _finished_at(run: RunDir, before: JobConfig) -> int:
+    """The step at which a finished run ended: its last, unless a target ended it."""
+    try:
+        return int(json.loads(run.finished.read_bytes())["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return before.training.steps
 
 
 def _busy(run: RunDir, job_id: str, state: str) -> str:

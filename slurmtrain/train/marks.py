@@ -6,23 +6,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurmtrain.config.training import TargetConfig
 from slurmtrain.train.target import TargetState
 
 
 @dataclass
 class Marks:
-    """`gpu_s`: seconds of training times devices, of all attempts; `evaluated`: the last step after which sets were evaluated."""
+    """`goal`: the job's target, which `target` is the state of. `gpu_s`: seconds of training times devices, of all attempts;
+    `evaluated`: the last step after which sets were evaluated.
+    """
 
+    goal: TargetConfig | None = None
     gpu_s: float = 0.0
     evaluated: int | None = None
     target: TargetState = field(default_factory=TargetState)
 
     def to_state(self) -> dict[str, Any]:
-        return {"gpu_seconds": self.gpu_s, "evaluated": self.evaluated, "target": self.target.to_json()}
+        return {"gpu_seconds": self.gpu_s, "evaluated": self.evaluated, "target": self.target.to_json(), "target_of": self._goal()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's values; one of the first release has none."""
+        """Go on from a checkpoint's values; one of the first release has none. Of another goal nothing was reached yet."""
         evaluated = state.get("evaluated")
         self.gpu_s = float(state.get("gpu_seconds", 0.0))
         self.evaluated = None if evaluated is None else int(evaluated)
-        self.target = TargetState.from_json(state.get("target") or {})
+        same = state.get("target_of", self._goal()) == self._goal()
+        self.target = TargetState.from_json((state.get("target") or {}) if same else {})
+
+    def _goal(self) -> list[Any] | None:
+        """What must be reached; whether the run ends there is no part of it."""
+        return None if self.goal is None else [self.goal.metric, self.goal.below, self.goal.times]

@@ -122,7 +122,7 @@ def open_session(run: RunDir, world: World, flag: StopFlag, clock: Clock) -> Ses
         batches=feed.batches,
         evaluator=_evaluator(feed, built, flag, world, clock),
         progress=Progress(),
-        marks=Marks(),
+        marks=Marks(job.target),
         source=Source(training.seed, training.sequence_length, feed.batches.fingerprint),
         group=TorchGroup(world.timeout.total_seconds()),
         scaler=scaler,

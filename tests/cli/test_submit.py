@@ -206,6 +206,17 @@ def test_a_finished_run_goes_on_to_more_steps_alone(desk):
     assert not desk.run().finished.exists()
 
 
+def test_a_run_that_its_target_ended_goes_on_towards_another(desk):
+    """Broken: a run that ended early is taken for one that has made all its steps."""
+    told = ("--set", "target.below=3", "--set", "target.stop=true")
+    desk.submit(*told)
+    desk.slurm.change("1", state="COMPLETED")
+    desk.run().finished.write_text('{"v":1,"step":40,"t":0}')
+    assert "target.stop = True: run 'job' has reached its target at step 40" in one_line_of(desk.submit("--resume", *told))
+    assert "training.steps = 30" in one_line_of(desk.submit("--resume", "--set", "training.steps=30"))
+    assert desk.submit("--resume", *told, "--set", "target.below=2").exit_code == 0
+
+
 def test_resume_tells_what_changed_and_refuses_a_last_step_that_is_behind(desk):
     desk.submit("--set", "training.steps=2000", "--set", "checkpoint.keep=5")
     desk.slurm.change("1", state="COMPLETED")
