@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import json
-import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, TensorSpec, serialize_file
 
+from slurmtrain.aside import aside, sweep
 from slurmtrain.atomic import Disk, fsync_file, to_json
 from slurmtrain.boxes import Part, whole
 from slurmtrain.checkpoint.casts import FLOATS, cast, finite
@@ -97,9 +97,10 @@ def check_out(out: Path) -> None:
 
 def _staging(out: Path) -> Path:
     """A folder beside `out`, of a name that no other export has. Raises UserError where none can be made."""
-    staging = out.with_name(f".{out.name}.{secrets.token_hex(6)}.tmp")
+    staging = aside(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        sweep(out)
         staging.mkdir()
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -31,6 +33,20 @@ DEFAULT_CPUS = 4
 def batch_options(function: F) -> F:
     """Adds --batch and its options to a command; give them to `sent_to_batch` as they come."""
     return with_options(_OPTIONS)(function)
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM, by which Slurm ends a job, ends what is inside as an error does: it can clean up."""
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, _frame: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def output_beside(out: Path, what: str) -> Path:

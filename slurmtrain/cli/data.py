@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli.batch import batch_options, output_beside, sent_to_batch
+from slurmtrain.cli.batch import batch_options, ended_by_sigterm, output_beside, sent_to_batch
 from slurmtrain.cli.options import examples
 from slurmtrain.cli.paths import UserPath
 
@@ -70,7 +70,7 @@ def build(ctx: click.Context, /, paths: tuple[Path, ...], out: Path, **said: Any
         return
     suffixes = LINES if said["key"] or said["answers"] else SUFFIXES
     total = sum(path.stat().st_size for path in find_texts(paths, suffixes))
-    with _bar("reading", total) as advance:
+    with ended_by_sigterm(), _bar("reading", total) as advance:
         done = builder.build(
             paths,
             out,
@@ -109,7 +109,7 @@ def convert(ctx: click.Context, /, path: Path, out: Path, **said: Any) -> None:
         ctx, said, ["data", "convert", str(path), *_again(said, out=out, renamed={"kind": "to"})], output=output_beside(out, "data")
     ):
         return
-    with _bar("converting", summarize(path).tokens) as advance:
+    with ended_by_sigterm(), _bar("converting", summarize(path).tokens) as advance:
         done = converted(path, out, said["kind"], vocab=said["vocab"], eod=said["eod"], force=said["force"], advance=advance)
     _tell(done.tokens, done.documents, "tokens in", out, unchanged=done.unchanged)
 
@@ -143,8 +143,10 @@ def _check_tokens(path: Path) -> None:
 
     try:
         kind = format_of(path)
-    except (DataError, OSError) as error:
+    except DataError as error:
         raise UserError(str(error)) from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from error
     if kind == "folder" and not (path / INDEX_NAME).exists():
         raise UserError(f"{path}: a folder without {INDEX_NAME}, so not of tokens: slurmtrain data build makes one")
 

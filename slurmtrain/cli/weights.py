@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli.batch import batch_options, output_beside, sent_to_batch
+from slurmtrain.cli.batch import batch_options, ended_by_sigterm, output_beside, sent_to_batch
 from slurmtrain.cli.doors import doors_of
 from slurmtrain.cli.options import examples, root_option
 from slurmtrain.cli.paths import UserPath
@@ -54,7 +54,8 @@ def export(ctx: click.Context, /, name: str, out: Path, root: Path | None, **opt
     if sent_to_batch(ctx, options, ["weights", "export", str(run.path), *_again(out, options)], output=output_beside(out, "weights")):
         return
     options.pop("max_shard_size")
-    done = write(run, read_job(run.job_json), out, disk=doors.disk, max_bytes=max_bytes, **options)
+    with ended_by_sigterm():
+        done = write(run, read_job(run.job_json), out, disk=doors.disk, max_bytes=max_bytes, **options)
     click.echo(f"step     {done.step}{' (moving average)' if options['ema'] else ''}")
     click.echo(f"tensors  {done.tensors}, {options['dtype']}, {format_size(done.bytes)} in {counted(done.shards, 'file')}")
     if done.beside:
@@ -91,8 +92,11 @@ def _bytes_of(text: str) -> int:
 @click.pass_context
 def show(ctx: click.Context, name: str, root: Path | None) -> None:
     """Show parameters and element types of a folder of safetensors, or of a run, and the [model] table that a job file would say."""
-    for line in _shown(ctx, name, root):
-        click.echo(line)
+    try:
+        for line in _shown(ctx, name, root):
+            click.echo(line)
+    except PermissionError as error:
+        raise UserError(f"{error.filename or name}: {error.strerror}") from error
 
 
 def _shown(ctx: click.Context, name: str, root: Path | None) -> Iterator[str]:

@@ -21,10 +21,12 @@ import xxhash
 from slurmtrain.data.source import between, check_range
 from slurmtrain.data.summary import Summary
 from slurmtrain.data.tokens import mapped
-from slurmtrain.errors import DataError
+from slurmtrain.errors import DataError, one_line
 
 TOKENS, DOCUMENTS, ANSWERS = "tokens", "documents", "answers"
 _ENDS = 4096
+_FAULTS = (OSError, TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, MemoryError)
+"""What h5py raises for a file that is damaged somewhere."""
 
 
 class Hdf5Tokens:
@@ -49,16 +51,19 @@ class Hdf5Tokens:
     def read(self, start: int, count: int) -> np.ndarray:
         """`count` tokens from position `start` on, as int64. Raises DataError for tokens out of range."""
         assert 0 <= start <= start + count <= self._summary.tokens, (start, count, self._summary.tokens)
-        try:
-            tokens = np.asarray(self._tokens[start : start + count], dtype=np.int64)
-        except OSError as error:
-            raise DataError(f"{self._path}: damaged: {error}") from error
+        tokens = np.asarray(self._part(self._tokens, start, count), dtype=np.int64)
         check_range(tokens, start, self._vocab, self._path)
         return tokens
 
+    def _part(self, array: Any, start: int, count: int) -> np.ndarray:
+        try:
+            return np.asarray(array[start : start + count])
+        except _FAULTS as error:
+            raise DataError(f"{self._path}: damaged: {one_line(str(error), 160)}") from error
+
     def answers(self, start: int, count: int) -> np.ndarray:
         assert self._marks is not None, f"{self._path} has no answers"
-        return np.asarray(self._marks[start : start + count], dtype=np.bool_)
+        return np.asarray(self._part(self._marks, start, count), dtype=np.bool_)
 
     def starts(self, begin: int, end: int) -> np.ndarray:
         return between(self._offsets[:-1], begin, end)
@@ -80,11 +85,15 @@ def summarize_file(path: Path) -> Summary:
 def _opened(path: Path) -> tuple[dict[str, Any], Summary]:
     """The datasets, mapped where they can be, and what the file says of itself."""
     try:
-        file = h5py.File(path, "r", locking=False)
-        arrays = {name: _array(path, file[name]) for name in (TOKENS, DOCUMENTS, ANSWERS) if name in file}
-        attributes = {name: int(file.attrs[name]) if name in file.attrs else None for name in ("vocab", "eod")}
-    except (OSError, TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{path}: not an HDF5 file of tokens: {error}") from error
+        return _read(path)
+    except _FAULTS as error:
+        raise DataError(f"{path}: not an HDF5 file of tokens: {one_line(str(error), 160)}") from error
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Summary]:
+    file = h5py.File(path, "r", locking=False)
+    arrays = {name: _array(path, file[name]) for name in (TOKENS, DOCUMENTS, ANSWERS) if name in file}
+    attributes = {name: int(file.attrs[name]) if name in file.attrs else None for name in ("vocab", "eod")}
     _check(path, arrays)
     tokens, offsets = arrays[TOKENS], arrays.get(DOCUMENTS)
     if offsets is not None:

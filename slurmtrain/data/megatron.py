@@ -71,7 +71,10 @@ class MegatronPair:
         item = self._pair.item_bytes
         low, high = bisect_right(self._pointers, begin * item), bisect_left(self._pointers, end * item)
         first, last = bisect_left(self._firsts, low), bisect_left(self._firsts, high)
-        return np.unique(np.asarray(self._pointers[np.asarray(self._firsts[first:last])], np.int64) // item)
+        sequences = np.asarray(self._firsts[first:last])
+        if len(sequences) and not 0 <= int(sequences.min()) <= int(sequences.max()) < self._pair.sequences:
+            raise DataError(f"{idx_of(self._pair.prefix)}: damaged: documents begin with sequences that are not there")
+        return np.unique(np.asarray(self._pointers[sequences], np.int64) // item)
 
     def bounds(self, number: int) -> tuple[int, int]:
         """Where a document begins and ends. Raises DataError for pointers that are not in the file."""
@@ -82,7 +85,9 @@ class MegatronPair:
         return start, stop
 
     def _position(self, sequence: int) -> int:
-        """The first token of a sequence; behind the last one the number of tokens."""
+        """The first token of a sequence; behind the last one the number of tokens. Raises DataError for one that is before the first."""
+        if sequence < 0:
+            raise DataError(f"{idx_of(self._pair.prefix)}: damaged: a document begins with sequence {sequence}")
         if sequence >= self._pair.sequences:
             return self._pair.tokens
         return int(self._pointers[sequence]) // self._pair.item_bytes

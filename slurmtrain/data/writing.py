@@ -15,8 +15,8 @@ from typing import BinaryIO, Protocol
 import numpy as np
 import xxhash
 
+from slurmtrain.aside import aside, sweep
 from slurmtrain.atomic import Disk, SystemDisk, fsync_dir, to_json
-from slurmtrain.data.aside import aside, sweep
 from slurmtrain.data.index import ANSWERS_NAME, DOCUMENTS_NAME, INDEX_NAME, TOKENIZER_NAME, TOKENS_NAME, DataFile, TokenIndex, read_index
 from slurmtrain.data.megatron import MOST_IN_SEQUENCE, pair_index
 from slurmtrain.data.pair import answers_of, bin_of, idx_of, prefix_of
