@@ -118,7 +118,8 @@ def _from_faults(e: Evidence) -> Verdict | None:
 def _from_agreement(e: Evidence) -> Verdict | None:
     kinds = {r.kind for r in e.records.values()}
     if "finished" in kinds and (e.complete or not e.missing()):
-        return Verdict("finished", "all steps done", step=_step(e.records))
+        early = any(r.kind == "finished" and r.error == "target" for r in e.records.values())
+        return Verdict("finished", "its target was reached" if early else "all steps done", step=_step(e.records))
     if "stopped" not in kinds:
         return None
     reasons = sorted({r.error for r in e.records.values() if r.kind == "stopped" and r.error})

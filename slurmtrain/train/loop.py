@@ -28,7 +28,7 @@ from slurmtrain.train.target import Cost, seen
 
 @dataclass(frozen=True)
 class Ending:
-    """How all ranks end. `reason`: of a stop."""
+    """How all ranks end. `reason`: of a stop; "target" where the target ended the run before its last step."""
 
     kind: Literal["finished", "stopped"]
     step: int
@@ -85,9 +85,9 @@ class Loop:
         if stop:
             self._recorder.emit("stop", step=progress.step, reason=stop)
             return Ending("stopped", progress.step, stop)
-        why = {"reason": "target"} if progress.step < steps else {}
-        self._recorder.emit("finish", step=progress.step, **why)
-        return Ending("finished", progress.step)
+        why = "target" if progress.step < steps else ""
+        self._recorder.emit("finish", step=progress.step, **({"reason": why} if why else {}))
+        return Ending("finished", progress.step, why)
 
     def _one_step(self) -> StepResult:
         session, progress, number = self._session, self._session.progress, self._session.progress.step + 1

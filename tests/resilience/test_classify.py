@@ -45,6 +45,7 @@ class Row:
 
 ROWS = [
     Row("all finished", evidence(*every("finished")), "finished", says="all steps done"),
+    Row("the target ended it", evidence(*every("finished", error="target")), "finished", says="its target was reached"),
     Row("one finished, others late, last checkpoint there", evidence(record(0, "finished"), complete=True), "finished"),
     Row(
         "one finished, a node silent, no last checkpoint",

@@ -126,7 +126,7 @@ def test_a_target_ends_the_run_and_says_what_it_took(data, tmp_path):
     ending = loop.run()
     losses = [e["loss"] for e in run.events("step")]
     first = next(n for n in range(2, 51) if losses[n - 2] < 5.0 and losses[n - 1] < 5.0)
-    assert ending == Ending("finished", first)
+    assert ending == Ending("finished", first, "target")
     (target,) = run.events("target")
     assert (target["step"], target["metric"], target["below"], target["value"]) == (first, "loss", 5.0, losses[-1])
     assert target["tokens"] == 128 * first
@@ -137,7 +137,7 @@ def test_a_target_ends_the_run_and_says_what_it_took(data, tmp_path):
     assert steps_present(run.run.checkpoints) == [first]
     session, loop = solo_loop(run, 2)
     assert session.progress.seconds == pytest.approx(target["train_s"], abs=1.0)
-    assert loop.run() == Ending("finished", first), "a run that was there already does not go on"
+    assert loop.run() == Ending("finished", first, "target"), "a run that was there already does not go on"
     assert len(run.events("target")) == 1
 
 
