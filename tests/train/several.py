@@ -62,6 +62,7 @@ def _one(attempt: Attempt):
         write_models(run, attempt.job, make_site(), build_plan(attempt.job, make_site()), SystemDisk())
     dist.barrier()
     run.attempt(attempt.number).create()
+    torch.manual_seed(1000 * attempt.number + rank)  # what the attempt before drew must not help this one
     world = _numbered(run, attempt.number)
     session = open_session(run, world, flag, clock)
     if attempt.stop_at is not None and rank == world.size - 1:

@@ -59,10 +59,14 @@ def test_repeats_bit_for_bit(runs, layout, other):
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
 
 
-def test_dropout_was_drawn(runs):
-    """Without it nothing above would say anything of random numbers."""
-    straight, *_ = runs["dp2 fsdp"]
-    rng = {name: tensor for name, tensor in tensors_of(straight.run, STEPS).items() if name.startswith("rng/")}
-    assert len(rng) == 2
-    first, second = rng.values()
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_rank_drew_numbers_of_its_own(runs, layout):
+    """Without that nothing above would say anything of dropout."""
+    *_, stopped = runs[layout]
+    early, late = (
+        {name: tensor for name, tensor in tensors_of(stopped.run, step).items() if name.startswith("rng/")} for step in (STOP, STEPS)
+    )
+    assert len(early) == 2
+    assert not any(torch.equal(early[name], late[name]) for name in early), "drawn between the two steps"
+    first, second = late.values()
     assert not torch.equal(first, second)
