@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, TensorSpec, serialize_file
@@ -69,8 +70,7 @@ def export(
     Raises UserError for a folder that is there, a step that is not, and `ema` of a run that keeps none; CorruptCheckpointError for a
     checkpoint that does not verify; CheckpointError for a value that the type cannot hold; OSError when the disk refuses.
     """
-    check_out(out)
-    config = hf_config(job.model, length=job.training.sequence_length, dtype=DTYPES[dtype])
+    config = check_export(run, job, out, step=step, dtype=dtype)
     found = find_step(run, step)
     sources = _Sources(found, job, "ema" if ema else "model")
     staging = _staging(out)
@@ -83,6 +83,18 @@ def export(
         shutil.rmtree(staging, ignore_errors=True)
         raise
     return Exported(found.step, sum(len(s.names) for s in shards), sum(s.bytes for s in shards), len(shards), beside)
+
+
+def check_export(run: RunDir, job: JobConfig, out: Path, *, step: int | None = None, dtype: str = "fp32") -> dict[str, Any]:
+    """The config.json that an export would write. Raises UserError for what `export` would refuse before it reads a checkpoint."""
+    check_out(out)
+    steps = steps_present(run.checkpoints)
+    if step is not None and step not in steps:
+        there = ", ".join(map(str, steps)) or "none"
+        raise UserError(f"run {run.name} has no checkpoint of step {step}: there are {there}")
+    if not steps:
+        raise UserError(f"run {run.name} has no checkpoint yet")
+    return hf_config(job.model, length=job.training.sequence_length, dtype=DTYPES[dtype])
 
 
 def check_out(out: Path) -> None:
@@ -110,16 +122,16 @@ def _staging(out: Path) -> Path:
 
 
 def find_step(run: RunDir, step: int | None) -> Found:
-    """The checkpoint of a step, or the newest that verifies; its bytes are verified. Raises UserError or CorruptCheckpointError."""
+    """The checkpoint of a step that is there, or the newest that verifies; its bytes are verified.
+
+    Raises UserError where there is none, CorruptCheckpointError for one that does not verify.
+    """
     if step is None:
         found = newest_verified(run.checkpoints)
         if found is None:
             raise UserError(f"run {run.name} has no checkpoint yet")
         return found
     folder = run.checkpoint(step)
-    if not folder.is_dir():
-        steps = ", ".join(str(one) for one in steps_present(run.checkpoints)) or "none"
-        raise UserError(f"run {run.name} has no checkpoint of step {step}: there are {steps}")
     if problems := verify(folder):
         raise CorruptCheckpointError(f"{folder}: {problems[0]}")
     return Found(step, folder, read_manifest(folder))

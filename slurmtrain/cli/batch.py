@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -68,21 +69,34 @@ def sent_to_batch(ctx: click.Context, said: dict[str, Any], words: Sequence[str]
         if given:
             raise UserError(f"--{given[0]} is of the batch job: give --batch too")
         return False
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{output.parent}: {error.strerror or error}: choose an --out where you can write") from error
+    _make_folder(output.parent)
     job_id = _submit(doors_of(ctx), mine, words, output)
     click.echo(f"Submitted batch job {job_id}")
     click.echo(f"output {str(output).replace('%j', job_id)}", err=True)
     return True
 
 
+def _make_folder(folder: Path) -> None:
+    """Slurm makes no folder for an output, and says nothing when it cannot write there."""
+    from slurmtrain.errors import UserError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fault = "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+    except OSError as error:
+        fault = error.strerror or str(error)
+    if fault:
+        raise UserError(f"{folder}: {fault}: choose an --out where you can write")
+
+
 def _submit(doors: Doors, mine: dict[str, Any], words: Sequence[str], output: Path) -> str:
     from slurmtrain.cli.runs import cluster_name
     from slurmtrain.config.sites import choose_site
+    from slurmtrain.errors import UserError
 
     site = choose_site(mine["site"], doors.env, lambda: cluster_name(doors.slurm))
+    if site.launcher == "mpiexec":
+        raise UserError(f"site {site.name} has no Slurm: leave out --batch, or choose a cluster with --site")
     options = [
         f"--job-name=slurmtrain-{words[0]}",
         "--nodes=1",

@@ -41,7 +41,7 @@ def command() -> None:
 @click.pass_context
 def export(ctx: click.Context, /, name: str, out: Path, root: Path | None, **options: Any) -> None:
     """Write the weights of a run as a folder of safetensors with config.json, which transformers and others read."""
-    from slurmtrain.checkpoint.hf_export import check_out
+    from slurmtrain.checkpoint.hf_export import check_export
     from slurmtrain.checkpoint.hf_export import export as write
     from slurmtrain.cli.facts import locate
     from slurmtrain.config.stored import read_job
@@ -50,12 +50,13 @@ def export(ctx: click.Context, /, name: str, out: Path, root: Path | None, **opt
     doors = doors_of(ctx)
     run = locate(name, root, doors)
     max_bytes = _bytes_of(options["max_shard_size"])
-    check_out(out)
+    job = read_job(run.job_json)
+    check_export(run, job, out, step=options["step"], dtype=options["dtype"])
     if sent_to_batch(ctx, options, ["weights", "export", str(run.path), *_again(out, options)], output=output_beside(out, "weights")):
         return
     options.pop("max_shard_size")
     with ended_by_sigterm():
-        done = write(run, read_job(run.job_json), out, disk=doors.disk, max_bytes=max_bytes, **options)
+        done = write(run, job, out, disk=doors.disk, max_bytes=max_bytes, **options)
     click.echo(f"step     {done.step}{' (moving average)' if options['ema'] else ''}")
     click.echo(f"tensors  {done.tensors}, {options['dtype']}, {format_size(done.bytes)} in {counted(done.shards, 'file')}")
     if done.beside:
