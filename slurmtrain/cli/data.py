@@ -64,8 +64,6 @@ def build(ctx: click.Context, /, paths: tuple[Path, ...], out: Path, **said: Any
     check_paths(paths)
     check_place(out, said["kind"], force=said["force"])
     encoder = _encoder(said["tokenizer"], said["eod"])
-    if not said["key"] and not said["answers"]:
-        _note_lines(paths, LINES)
     if sent_to_batch(ctx, said, ["data", "build", *map(str, paths), *_again(said, out=out)], output=output_beside(out, "data")):
         return
     suffixes = LINES if said["key"] or said["answers"] else SUFFIXES
@@ -82,6 +80,8 @@ def build(ctx: click.Context, /, paths: tuple[Path, ...], out: Path, **said: Any
             advance=advance,
         )
     _tell(done.tokens, done.documents, "folder" if said["kind"] == "folder" else "tokens in", done.folder, unchanged=done.unchanged)
+    if suffixes is not LINES:
+        _note_lines(paths, LINES)
 
 
 @command.command(
@@ -154,7 +154,7 @@ def _check_tokens(path: Path) -> None:
 def _note_lines(paths: tuple[Path, ...], suffixes: tuple[str, ...]) -> None:
     for path in paths:
         if path.suffix.lower() in suffixes:
-            click.echo(f"note: {path} is read as plain text, JSON and all: --key or --answers reads its lines", err=True)
+            click.echo(f"note: {path} was read as plain text, JSON and all: --key or --answers reads its lines", err=True)
 
 
 def _facts(seen: Look) -> Iterator[tuple[str, str]]:

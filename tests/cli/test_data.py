@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -194,6 +195,71 @@ def test_a_batch_job_of_convert(batch, tmp_path):
     ok(batch.type("data", "convert", pair, "--to", "folder", "--out", "made", "--vocab", 9, "--eod", 8, "--batch"))
     subprocess.run(["bash", "-s"], input=batch.slurm.text, text=True, capture_output=True, cwd=tmp_path, check=True, env=dict(os.environ))
     assert facts(ok(batch.type("data", "inspect", "made")))["vocabulary"] == "9"
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (("build", "gone", "--out", "made"), "gone: no such file or folder"),
+        (("build", "chats.jsonl", "--out", "chats.jsonl"), "chats.jsonl: is there and is not a folder"),
+        (("build", "chats.jsonl", "--out", "made", "--tokenizer", "gone"), "gone: No such file or directory: give a tokenizer.json"),
+        (("build", "chats.jsonl", "--out", "chats.jsonl/made"), "choose an --out where you can write"),
+        (("convert", "gone", "--to", "hdf5", "--out", "x.h5"), "gone: no such folder, .bin/.idx pair"),
+        (("convert", "tokens", "--to", "hdf5", "--out", "x"), "the name of an HDF5 file ends with"),
+    ],
+)
+def test_what_cannot_work_is_told_before_a_job_is_sent(batch, chats, words, says):
+    assert says in one_line_of(batch.type("data", *words, "--batch"))
+    assert batch.slurm.submitted == []
+
+
+def test_the_folder_of_a_jobs_output_is_there_before_the_job(batch, tmp_path, chats):
+    ok(batch.type("data", "build", chats, "--answers", "--out", "new/deep/made", "--batch"))
+    ((_, options),) = batch.slurm.submitted
+    assert f"--output={tmp_path}/new/deep/slurm-data-made-%j.out" in options
+    assert (tmp_path / "new" / "deep").is_dir()
+
+
+def test_a_site_without_slurm_has_no_batch_jobs(batch, chats):
+    assert "site local has no Slurm" in one_line_of(batch.type("data", "build", chats, "--out", "made", "--batch", "--site", "local"))
+
+
+def test_home_is_filled_in_where_the_shell_does_not(desk, tmp_path, monkeypatch, chats):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    ok(desk.type("data", "build", chats, "--answers", "--out=~/made"))
+    assert (tmp_path / "home" / "made" / "index.json").exists()
+    assert not (tmp_path / "~").exists()
+
+
+def test_json_lines_without_a_key_are_noted(desk, tmp_path, chats):
+    result = desk.type("data", "build", chats, "--out", tmp_path / "made")
+    assert result.exit_code == 0
+    assert result.stderr == f"note: {chats} was read as plain text, JSON and all: --key or --answers reads its lines\n"
+    assert desk.type("data", "build", chats, "--answers", "--out", tmp_path / "other").stderr == ""
+
+
+@pytest.mark.parametrize("name", ["text.py", "runs"])
+def test_what_is_no_tokens_is_a_users_mistake(desk, tmp_path, name):
+    for words in (("inspect",), ("convert", "--to", "hdf5", "--out", tmp_path / "x.h5")):
+        assert name in one_line_of(desk.type("data", words[0], tmp_path / name, *words[1:]))
+
+
+def test_a_job_that_is_ended_cleans_up(tmp_path):
+    """SIGTERM in the middle: the pipe has been opened, so the build has begun."""
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    code = (
+        "import sys; import slurmtrain.data.texts as t; t.check_paths = lambda _: None; from slurmtrain.cli.main import main; "
+        f"sys.argv[1:] = ['data', 'build', {str(pipe)!r}, '--key', 'text', '--out', {str(tmp_path / 'made')!r}]; main()"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code])
+    with open(pipe, "wb") as text:
+        text.write(b'{"text": "x"}\n')
+        text.flush()
+        child.terminate()
+        assert child.wait(60) == 128 + signal.SIGTERM
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe.jsonl"]
 
 
 def test_the_script_quotes_words_and_loads_the_sites_modules():

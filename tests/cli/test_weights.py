@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import tomllib
 
 import pytest
@@ -11,6 +13,7 @@ from safetensors.torch import load_file
 from slurmtrain.config.model import ModelConfig
 from tests.checkpoint.models import run_of
 from tests.cli.desk import Desk, one_line_of
+from tests.fakes.slurm import FakeSlurm
 from tests.models.peers import noisy, shape
 
 MODEL = shape({"family": "qwen3", "head_dim": 16, "tied_embeddings": True, "norm_eps": 1e-6})
@@ -67,3 +70,51 @@ def test_a_mistake_is_one_line(desk, monkeypatch, words, says):
     monkeypatch.chdir(desk.folder)
     assert says in one_line_of(desk.type("weights", *words))
     assert not (desk.folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (("show", "runs/run/checkpoints"), "has no config.json"),
+        (("show", "text.py"), "is a file: give the folder that it is in"),
+        (("show", "runs"), "has no config.json"),
+    ],
+)
+def test_a_path_that_is_no_model_is_told_as_a_path(desk, monkeypatch, words, says):
+    monkeypatch.chdir(desk.folder)
+    assert says in one_line_of(desk.type("weights", *words))
+
+
+class Keeping(FakeSlurm):
+    """Keeps the text of each script: the file is gone afterwards."""
+
+    def submit(self, script, *, options=()):
+        self.text = script.read_text()
+        return super().submit(script, options=options)
+
+
+def test_a_batch_job_exports_what_the_command_says(desk, monkeypatch):
+    monkeypatch.chdir(desk.folder)
+    desk.slurm = Keeping(desk.clock)
+    words = ["export", "run", "--out", "new/my model", "--dtype", "bf16", "--max-shard-size", "20kB", "--step", "5"]
+    result = desk.type("weights", *words, "--batch", "-t", "2h", "--cpus", "2")
+    assert result.stdout == "Submitted batch job 1\n"
+    assert result.stderr == f"output {desk.folder}/new/slurm-weights-my model-1.out\n"
+    ((_, options),) = desk.slurm.submitted
+    assert {"--job-name=slurmtrain-weights", "--cpus-per-task=2", "--time=02:00:00"} <= set(options)
+    assert not (desk.folder / "new" / "my model").exists(), "the command line itself writes nothing"
+    subprocess.run(["bash", "-s"], input=desk.slurm.text, text=True, capture_output=True, cwd="/", check=True, env=dict(os.environ))
+    made = desk.folder / "new" / "my model"
+    once = desk.type("weights", *words[:3], desk.folder / "same", *words[4:])
+    assert once.exit_code == 0
+    assert {path.name: path.read_bytes() for path in made.iterdir()} == {
+        path.name: path.read_bytes() for path in (desk.folder / "same").iterdir()
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in MISTAKES if name not in ("neither", "no average")])
+def test_a_mistake_is_told_before_a_job_is_sent(desk, monkeypatch, name):
+    monkeypatch.chdir(desk.folder)
+    words, says = MISTAKES[name]
+    assert says in one_line_of(desk.type("weights", *words, "--batch"))
+    assert desk.slurm.submitted == []
