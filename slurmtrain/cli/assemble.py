@@ -30,6 +30,7 @@ from slurmtrain.launch.render import Templates, render
 from slurmtrain.launch.request import CodeRecord, LaunchRequest, Submitter, Versions, build_request, digest
 from slurmtrain.launch.root import check_root
 from slurmtrain.launch.snapshot import plan_snapshot
+from slurmtrain.models.patterns import check_patterns
 from slurmtrain.rundir import RunDir
 from slurmtrain.telemetry.history import whoami
 
@@ -85,6 +86,7 @@ def draft(wish: Wish, doors: Doors) -> Draft:
     site = choose_site(wish.site, doors.env, lambda: cluster_name(doors.slurm))
     check_job(job, site, where=str(wish.job_file))
     plan = build_plan(job, site)
+    check_patterns(job, where=str(wish.job_file))
     check_data(job, where=str(wish.job_file))
     if job.model.weights is not None:
         check_weights(job.model.weights, job.model, where=str(wish.job_file))

@@ -145,7 +145,7 @@ def batch_of(
     """
     generator = torch.Generator().manual_seed(1000 + step)
     tokens = torch.randint(0, model.vocab, (global_batch, sequence + 1), generator=generator)
-    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    inputs, labels = tokens[:, :-1].clone(), tokens[:, 1:].clone()
     if ignored:
         share = torch.linspace(0, 2 * ignored, global_batch)[:, None]
         labels[torch.rand(labels.shape, generator=generator) < share] = IGNORED

@@ -1,0 +1,23 @@
+"""Do patterns of names in a job fit the model's tensors?"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from slurmtrain.config.job import JobConfig
+from slurmtrain.errors import ConfigError
+from slurmtrain.models.names import global_shapes
+
+
+def check_patterns(job: JobConfig, *, where: str = "") -> None:
+    """Raise ConfigError for a pattern of optimizer.no_decay that fits no tensor: a misspelt one would decay what it should not."""
+    names = list(global_shapes(job.model))
+    for number, pattern in enumerate(job.optimizer.no_decay):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            fault = f"fits no tensor of the model: its names are {_shown(names)}; * stands for any characters"
+            raise ConfigError(fault, where=where, key=f"optimizer.no_decay[{number}]", value=pattern)
+
+
+def _shown(names: list[str]) -> str:
+    """Those of one layer stand for all."""
+    return ", ".join(name for name in names if not name.startswith("layers.") or name.startswith("layers.0."))
