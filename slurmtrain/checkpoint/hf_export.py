@@ -45,13 +45,16 @@ _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote: of which step, number of tensors, bytes of them, number of files, and files carried over."""
+    """What an export wrote: of which step, number of tensors, bytes of them, number of files, files carried over, and newer checkpoints
+    that did not verify: (step, why).
+    """
 
     step: int
     tensors: int
     bytes: int
     shards: int
     beside: tuple[str, ...]
+    passed_over: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def export(
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
-    return Exported(found.step, sum(len(s.names) for s in shards), sum(s.bytes for s in shards), len(shards), beside)
+    return Exported(found.step, sum(len(s.names) for s in shards), sum(s.bytes for s in shards), len(shards), beside, found.passed_over)
 
 
 def check_export(run: RunDir, job: JobConfig, out: Path, *, step: int | None = None, dtype: str = "fp32") -> dict[str, Any]:

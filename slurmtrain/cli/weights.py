@@ -57,6 +57,8 @@ def export(ctx: click.Context, /, name: str, out: Path, root: Path | None, **opt
     options.pop("max_shard_size")
     with ended_by_sigterm():
         done = write(run, job, out, disk=doors.disk, max_bytes=max_bytes, **options)
+    for number, why in done.passed_over:
+        click.echo(f"note: the checkpoint of step {number} was passed over: {why}", err=True)
     click.echo(f"step     {done.step}{' (moving average)' if options['ema'] else ''}")
     click.echo(f"tensors  {done.tensors}, {options['dtype']}, {format_size(done.bytes)} in {counted(done.shards, 'file')}")
     if done.beside:

@@ -118,3 +118,12 @@ def test_a_mistake_is_told_before_a_job_is_sent(desk, monkeypatch, name):
     words, says = MISTAKES[name]
     assert says in one_line_of(desk.type("weights", *words, "--batch"))
     assert desk.slurm.submitted == []
+
+
+def test_a_newer_checkpoint_that_does_not_verify_is_told(desk, tmp_path):
+    run, _ = run_of(tmp_path / "two", MODEL, (5, noisy(MODEL)), (9, noisy(MODEL)))
+    (path,) = run.checkpoint(9).glob("*.h5")
+    path.write_bytes(path.read_bytes()[:-1])
+    done = desk.type("weights", "export", run.path, "--out", tmp_path / "out")
+    assert done.stdout.startswith("step     5\n")
+    assert done.stderr.startswith("note: the checkpoint of step 9 was passed over: ")
