@@ -21,6 +21,7 @@ documents = "separate"
 
 [evaluation]
 sets = { held = "held" }
+every_steps = 50
 """
 
 
