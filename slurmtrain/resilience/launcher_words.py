@@ -10,6 +10,7 @@ a signal after "Terminating StepId" or "Job step aborted" was ended by srun itse
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator, Sequence
 
 from slurmtrain.resilience.classify import Death
@@ -20,6 +21,8 @@ _ENDING = re.compile(r"srun: .*(Terminating StepId|Force Terminated|Job step abo
 _CODE = re.compile(r"Exited with exit code (\d+)")
 _HYDRA_CODE = re.compile(r"EXIT CODE: (\d+)")
 _HYDRA_SIGNAL = re.compile(r"EXIT STRING: (.+ \(signal \d+\))")
+_LIKELY = frozenset({signal.SIGABRT, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM})
+"""Hydra writes a signal's number where an exit code would stand, and says which of the two it was only once all tasks are gone."""
 HYDRA_ADVICE = r"^=|^YOUR APPLICATION TERMINATED|^This typically refers to|^Please see the FAQ"
 """Lines of hydra's that tell nothing."""
 
@@ -45,7 +48,9 @@ def hydra_end(words: str) -> str:
     if form := _HYDRA_SIGNAL.search(words):
         return form[1].strip().lower()
     form = _HYDRA_CODE.search(words)
-    return f"exit code {form[1]}" if form else ""
+    code = int(form[1]) if form else 0
+    meant = f", or {signal.strsignal(code)} (signal {code})".lower() if code in _LIKELY else ""
+    return f"exit code {code}{meant}" if form else ""
 
 
 def _death(text: str) -> Death:

@@ -102,6 +102,8 @@ Please see the FAQ page for debugging suggestions
 def test_mpiexec_names_a_code_or_a_signal_and_no_rank():
     assert hydra_end(HYDRA) == "exit code 7"
     assert hydra_end(HYDRA_KILLED) == "killed (signal 9)"
+    early = HYDRA_KILLED.partition("YOUR APPLICATION TERMINATED")[0]
+    assert hydra_end(early) == "exit code 9, or killed (signal 9)", "seen before hydra tells which"
     assert hydra_end(EXIT_7) == ""
 
 
