@@ -38,8 +38,22 @@ def check_optimizer(job: JobConfig) -> None:
         if optimizer.decay_steps > end - optimizer.warmup_steps:
             fault = f"is longer than what warm-up leaves of {end} steps: use at most {end - optimizer.warmup_steps}"
             refuse(job, "optimizer.decay_steps", optimizer.decay_steps, fault)
+    _check_end(job)
     if optimizer.schedule == "inverse-sqrt" and optimizer.warmup_steps == 0:
         refuse(job, "optimizer.warmup_steps", 0, "inverse-sqrt falls from the end of the warm-up on: give one, such as 100")
+
+
+def _check_end(job: JobConfig) -> None:
+    """The end of the schedule: where there is none, and where training would go on past it without learning."""
+    optimizer, steps = job.optimizer, job.training.steps
+    if optimizer.total_steps is not None and optimizer.schedule in ("constant", "inverse-sqrt"):
+        fault = f"{optimizer.schedule} does not come down to an end: leave it out, or use another schedule"
+        refuse(job, "optimizer.total_steps", optimizer.total_steps, fault)
+    if optimizer.min_lr and optimizer.schedule == "constant":
+        refuse(job, "optimizer.min_lr", optimizer.min_lr, "constant stays at lr: leave it out, or use another schedule")
+    if optimizer.total_steps is not None and optimizer.total_steps < steps and not optimizer.min_lr:
+        fault = f"the learning rate is 0 from there on, and training.steps = {steps}: use {steps} or more, or a min_lr"
+        refuse(job, "optimizer.total_steps", optimizer.total_steps, fault)
 
 
 def check_numerics(job: JobConfig, site: SiteConfig) -> None:

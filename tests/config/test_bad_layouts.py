@@ -200,6 +200,9 @@ CASES = [
     bad("optimizer.decay_steps", "use at most 90", optimizer={"schedule": "wsd", "warmup_steps": 10, "decay_steps": 95}),
     bad("optimizer.warmup_steps", "give one, such as 100", optimizer={"schedule": "inverse-sqrt"}),
     bad("optimizer.min_lr", "at most lr = 0.0003", optimizer={"min_lr": 1.0}),
+    bad("optimizer.min_lr", "constant stays at lr", optimizer={"schedule": "constant", "min_lr": 1e-5}),
+    bad("optimizer.total_steps", "constant does not come down", optimizer={"schedule": "constant", "total_steps": 200}),
+    bad("optimizer.total_steps", "0 from there on, and training.steps = 100: use 100 or more", optimizer={"total_steps": 99}),
     # evaluation, metrics, data
     bad(
         "target.metric", "is not measured: use loss or held", evaluation={"sets": {"held": "/e"}}, target={"metric": "other", "below": 2.0}
@@ -267,6 +270,7 @@ GOOD = {
     "gpt2": {"model": GPT2, "parallel": {"tp": 2}},
     "ramp": {"training": {"global_batch": 32, "batch_ramp": {"start": 8, "increment": 8, "samples": 1000}}},
     "muon": {"optimizer": {"name": "muon"}, "parallel": {"pp": 2}},
+    "beyond the schedule's end": {"optimizer": {"total_steps": 50, "min_lr": 1e-5}},
     "nothing to train": {"training": {"steps": 0}},
     "evaluated before the first step alone": {"evaluation": {"sets": {"held": "/e"}, "first": True}},
     "profile of the last step": {"metrics": {"profile": [100, 200]}},
