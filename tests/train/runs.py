@@ -12,11 +12,11 @@ import numpy as np
 from slurmtrain.atomic import SystemDisk
 from slurmtrain.config.data import DataConfig
 from slurmtrain.config.job import CheckpointConfig, JobConfig, RunConfig, SlurmConfig
-from slurmtrain.config.parallel import ParallelConfig
-from slurmtrain.config.training import OptimizerConfig, TrainingConfig
 from slurmtrain.config.model import ModelConfig
+from slurmtrain.config.parallel import ParallelConfig
 from slurmtrain.config.site import SiteConfig, SiteFabric, SiteNode, SiteTimeouts
 from slurmtrain.config.stored import write_models
+from slurmtrain.config.training import OptimizerConfig, TrainingConfig
 from slurmtrain.data.build import build
 from slurmtrain.fabric.plan import build_plan
 from slurmtrain.rundir import RunDir
