@@ -85,7 +85,7 @@ def world():
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ARRANGEMENTS)
 def test_explicit_functions_compile(world, name):
     """Collectives inside the graph; the ring beside graphs, and under recomputation not at all (so that it is refused)."""
@@ -95,7 +95,7 @@ def test_explicit_functions_compile(world, name):
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
+@pytest.mark.long
 def test_under_fsdp(world):
     """The same bits as without, with dropout, weights gathered anew for the backward pass."""
     assert [rank["fsdp"] for rank in world] == [[(True, (1, 0))] * 3] * 2

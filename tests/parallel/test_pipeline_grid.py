@@ -134,7 +134,7 @@ def world():
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", TORCH_NAMES)
 def test_four_stages_or_eight_equal_one_process(world, schedule):
     ranks = [rank["deep"][schedule] for rank in world]
@@ -150,7 +150,7 @@ def test_four_stages_or_eight_equal_one_process(world, schedule):
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", TORCH_NAMES)
 def test_fsdp_sums_gradients_once(world, schedule):
     """The second of two steps, with evaluations around: each parameter group is reduced once, to the sum over ranks and passes."""
@@ -166,7 +166,7 @@ def test_fsdp_sums_gradients_once(world, schedule):
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", TORCH_NAMES)
 def test_fsdp_adds_bf16_passes_up_in_fp32(world, schedule):
     """Against one process that adds up the bf16 gradients of each micro-batch in fp32; in bf16 the sums differ by a thousandth."""
@@ -183,7 +183,7 @@ def test_fsdp_adds_bf16_passes_up_in_fp32(world, schedule):
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])
 def test_tied_embeddings_and_one_norm_over_stages(world, schedule):
     """Clipped gradients of pp 2 x dp 2 are those of one process; zbv has both ends on one rank."""

@@ -10,7 +10,7 @@ from tests.mpi_world import run_world
 from tests.train.runs import make_data, make_run
 from tests.train.several import Attempt, job_of, several, tensors_of
 
-pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+pytestmark = [pytest.mark.mpi, pytest.mark.long]
 
 STEPS, STOP = 5, 3
 LAYOUTS = {

@@ -7,7 +7,7 @@ import pytest
 from slurmtrain.config.job import JobConfig
 from tests.train.runs import make_data, make_job, make_run
 
-pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+pytestmark = [pytest.mark.mpi, pytest.mark.long]
 
 LAYOUTS = {
     "alone": {},

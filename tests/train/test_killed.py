@@ -14,7 +14,7 @@ from tests.steps.conformance import until
 from tests.train.runs import make_data, make_run
 from tests.train.several import job_of
 
-pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+pytestmark = [pytest.mark.mpi, pytest.mark.long]
 
 LAYOUT = {"gpus": 4, "pp": 2, "dp_mode": "fsdp", "every": 3}
 TRAINING = {"micro_batch": 1}
