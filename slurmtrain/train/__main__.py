@@ -15,7 +15,7 @@ from slurmtrain.clock import SystemClock
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.rundir import RunDir
 from slurmtrain.runtime.bootstrap import start_world
-from slurmtrain.runtime.finish import guarded, leave
+from slurmtrain.runtime.finish import exit_process, guarded, leave
 from slurmtrain.runtime.identity import attempt_number
 from slurmtrain.runtime.world import Standing
 from slurmtrain.telemetry.sink import EventSink
@@ -61,7 +61,4 @@ def train(run: RunDir, attempt: int, flag: StopFlag, standing: Standing) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    exit_process(main(sys.argv))

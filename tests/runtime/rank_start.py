@@ -8,14 +8,14 @@ from pathlib import Path
 
 from slurmtrain.rundir import RunDir
 from slurmtrain.runtime.bootstrap import start_world
-from slurmtrain.runtime.finish import guarded, leave
+from slurmtrain.runtime.finish import exit_process, guarded, leave
 from slurmtrain.runtime.world import Standing
 
 
 def exit_now(code: int) -> None:
     sys.stdout.write("torch was imported\n" if "torch" in sys.modules else "torch was not imported\n")
     sys.stdout.flush()
-    os._exit(code)
+    exit_process(code)
 
 
 def main() -> int:
