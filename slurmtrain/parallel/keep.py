@@ -7,6 +7,7 @@ weight gradients at different times; and collectives are kept, which write into 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -47,7 +48,7 @@ def _argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: st
     return args[place] if place < len(args) else kwargs.get(name)
 
 
-class _Keeping(TorchDispatchMode):
+class _Keeping(TorchDispatchMode, ABC):
     """`results`: what was kept, by what made it, in its order."""
 
     def __init__(self, results: dict[Any, list[Any]]) -> None:
@@ -61,9 +62,9 @@ class _Keeping(TorchDispatchMode):
             return func(*args, **kwargs)
         return self.take(func, lambda: func(*args, **kwargs))
 
+    @abstractmethod
     def take(self, key: Any, make: Callable[[], Result]) -> Result:
         """`make()`, or what it gave before."""
-        raise NotImplementedError
 
 
 class Record(_Keeping):

@@ -73,19 +73,7 @@ def make_one_process(model: ModelConfig, *, bf16: bool) -> Train:
 
 def make_ddp(model: ModelConfig) -> Train:
     """torch's DistributedDataParallel."""
-    module = nn.parallel.DistributedDataParallel(llama(model))
-    optimizer = optimizer_of(module.parameters())
-
-    def train(tokens: Tensor) -> float:
-        share = tokens.chunk(dist.get_world_size())[dist.get_rank()]
-        loss = mean_loss(module(input_ids=share[:, :-1]).logits, share[:, 1:])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(module.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
-
-    return train
+    return on_shares(nn.parallel.DistributedDataParallel(llama(model)))
 
 
 def make_fsdp(model: ModelConfig) -> Train:
@@ -95,6 +83,11 @@ def make_fsdp(model: ModelConfig) -> Train:
     module = llama(model)
     for part in (*module.model.layers, module):
         fully_shard(part)
+    return on_shares(module)
+
+
+def on_shares(module: nn.Module) -> Train:
+    """Each rank trains on its share of the batch; the module itself sums gradients."""
     optimizer = optimizer_of(module.parameters())
 
     def train(tokens: Tensor) -> float:
