@@ -2,7 +2,7 @@
 
 The layers, from the top: a module imports only from rows above its own (an import-linter contract holds it).
 
-    0  errors units clock shell atomic aside rundir boxes      standard library only
+    0  errors units clock shell syscalls atomic aside rundir boxes      standard library only
     1  config  slurm
     2  telemetry  fabric  store  steps
     3  planner  preflight

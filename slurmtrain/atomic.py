@@ -15,6 +15,8 @@ import secrets
 from pathlib import Path
 from typing import Any, Protocol
 
+from slurmtrain.syscalls import SYSTEM, Syscalls, write_new
+
 
 class Disk(Protocol):
     """Publishing on a (parallel) file system. Every method may raise OSError (full, read-only, gone); nothing half is then visible."""
@@ -34,11 +36,7 @@ class Disk(Protocol):
 
 def fsync_dir(path: Path) -> None:
     """Make the names in a folder durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    SYSTEM.fsync_dir(path)
 
 
 def fsync_file(path: Path) -> None:
@@ -50,55 +48,40 @@ def fsync_file(path: Path) -> None:
         os.close(fd)
 
 
-def _write_temporary(path: Path, data: bytes) -> Path:
-    """A name of its own for each call: threads, and machines with equal pids, may publish the same file at once."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        _write_new(temporary, data)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 class SystemDisk:
-    """The file systems of this machine."""
+    """The file systems of this machine; `calls`: the door that publishing goes through."""
+
+    def __init__(self, calls: Syscalls = SYSTEM) -> None:
+        self._calls = calls
 
     def write(self, path: Path, data: bytes) -> None:
-        temporary = _write_temporary(path, data)
+        temporary = self._write_temporary(path, data)
         try:
-            temporary.replace(path)
+            self._calls.rename(temporary, path)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            self._forget(temporary)
             raise
-        fsync_dir(path.parent)
+        self._calls.fsync_dir(path.parent)
 
     def create_exclusive(self, path: Path, data: bytes) -> bool:
-        temporary = _write_temporary(path, data)
+        temporary = self._write_temporary(path, data)
         try:
-            won = _link(temporary, path, data)
+            won = self._link(temporary, path, data)
         finally:
-            temporary.unlink(missing_ok=True)
-        fsync_dir(path.parent)
+            self._forget(temporary)
+        self._calls.fsync_dir(path.parent)
         return won
 
     def publish_dir(self, staging: Path, final: Path) -> None:
         taken = FileExistsError(errno.EEXIST, "exists already", str(final))
         if final.exists():
             raise taken
-        fsync_dir(staging)
+        self._calls.fsync_dir(staging)
         try:
-            staging.rename(final)
+            self._calls.rename(staging, final)
         except OSError as error:
             raise taken if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR} else error from None
-        fsync_dir(final.parent)
+        self._calls.fsync_dir(final.parent)
 
     def append(self, path: Path, data: bytes) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -110,28 +93,42 @@ class SystemDisk:
         finally:
             os.close(fd)
 
-
-def _link(temporary: Path, path: Path, data: bytes) -> bool:
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return temporary.stat().st_nlink == 2  # NFS may do it, lose its answer, and try again
-    except OSError as error:
-        if error.errno not in {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:
+    def _write_temporary(self, path: Path, data: bytes) -> Path:
+        """A name of its own for each call: threads, and machines with equal pids, may publish the same file at once."""
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+        try:
+            write_new(self._calls, temporary, data)
+        except BaseException:
+            self._forget(temporary)
             raise
-        return _create_without_links(path, data)
-    return True
+        return temporary
 
+    def _link(self, temporary: Path, path: Path, data: bytes) -> bool:
+        try:
+            self._calls.link(temporary, path)
+        except FileExistsError:
+            return temporary.stat().st_nlink == 2  # NFS may do it, lose its answer, and try again
+        except OSError as error:
+            if error.errno not in {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}:
+                raise
+            return self._create_without_links(path, data)
+        return True
 
-def _create_without_links(path: Path, data: bytes) -> bool:
-    try:
-        _write_new(path, data)
-    except FileExistsError:
-        return False
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    return True
+    def _create_without_links(self, path: Path, data: bytes) -> bool:
+        try:
+            write_new(self._calls, path, data)
+        except FileExistsError:
+            return False
+        except BaseException:
+            self._forget(path)
+            raise
+        return True
+
+    def _forget(self, path: Path) -> None:
+        try:
+            self._calls.unlink(path)
+        except FileNotFoundError:
+            return
 
 
 def _take_back(fd: int, written: int) -> None:

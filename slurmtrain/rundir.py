@@ -7,6 +7,10 @@
                  events/node-000.jsonl                       append-only, one file per node
                  slurm-<jobid>.out                           one line per event
                  checkpoints/step-00000100/                  manifest.json *.h5
+                 checkpoints/step-00000100.aside-0001/       one that was set aside: damaged, or left behind by --resume STEP
+                 checkpoints/.leases/                        who reads which checkpoint just now
+                 SAVE                                        touched by a person: save at the next step
+                 origin.json                                 the checkpoint of another run that this one began with
                  profile/0001/rank-00000.json                a rank's trace of the steps that metrics.profile names
                  tensorboard/ wandb/                         what these write
                  owner.json exclude.json budget.json history.jsonl STOP FINISHED
@@ -26,6 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CHECKPOINT = re.compile(r"step-(\d{8,})")
 _STAGING = re.compile(r"\.step-(\d{8,})\.a(\d{4,})\.tmp")
 _TRASH = re.compile(r"\.step-(\d{8,})\.trash")
+_ASIDE = re.compile(r"step-(\d{8,})\.aside-(\d{4,})")
 
 
 def valid_run_name(name: str) -> bool:
@@ -43,6 +48,12 @@ def staging_attempt(name: str) -> int | None:
     """The attempt of a staging folder's name; None for any other name."""
     form = _STAGING.fullmatch(name)
     return int(form[2]) if form else None
+
+
+def aside_step(name: str) -> int | None:
+    """The step of a checkpoint that was set aside; None for any other name."""
+    form = _ASIDE.fullmatch(name)
+    return int(form[1]) if form else None
 
 
 def is_trash(name: str) -> bool:
@@ -205,6 +216,27 @@ class RunDir:
     def trash(self, step: int) -> Path:
         """What a checkpoint is renamed to before its files are deleted."""
         return self.checkpoints / f".step-{step:08d}.trash"
+
+    def set_aside(self, step: int, number: int) -> Path:
+        """What a checkpoint is renamed to that no reader shall find and nobody wants deleted; numbers count from 1."""
+        return self.checkpoints / f"step-{step:08d}.aside-{number:04d}"
+
+    @property
+    def leases(self) -> Path:
+        return self.checkpoints / ".leases"
+
+    def lease(self, step: int, token: str) -> Path:
+        """Says that somebody reads a checkpoint: retention leaves it alone."""
+        return self.leases / f"step-{step:08d}.{token}.json"
+
+    @property
+    def save_request(self) -> Path:
+        """Touched by `ckpt now`: save at the next step, then go on."""
+        return self.path / "SAVE"
+
+    @property
+    def origin_json(self) -> Path:
+        return self.path / "origin.json"
 
     def trace(self, attempt: int, rank: int) -> Path:
         """What torch's profiler saw of a rank."""

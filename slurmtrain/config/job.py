@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
-from slurmtrain.config.base import FORMAT_VERSION, Frozen, NonNegative, Positive
+from slurmtrain.config.base import FORMAT_VERSION, Frozen, NonNegative, Positive, PositiveFloat
 from slurmtrain.config.data import DataConfig
 from slurmtrain.config.model import ModelConfig
 from slurmtrain.config.parallel import ParallelConfig
@@ -24,11 +26,34 @@ class RunConfig(Frozen):
 
 
 class CheckpointConfig(Frozen):
-    """When to save, and what to keep."""
+    """When to save, how, what to keep, and how it is read back."""
 
-    every_steps: Positive = 100
+    every_steps: Positive | None = 100
+    every_minutes: PositiveFloat | None = None
+    """Saved as well when so much time has passed since the last save, by rank 0's clock alone."""
     keep: Positive = 3
     """Newest checkpoints kept; the newest that verifies is never removed."""
+    keep_every_steps: Positive | None = None
+    """A checkpoint of a multiple of this step stays for ever."""
+    keep_every_hours: PositiveFloat | None = None
+    """Of each such span of time the newest stays for ever."""
+    keep_best: NonNegative = 0
+    """Checkpoints kept for the lowest `best_metric`."""
+    best_metric: Line | None = None
+    """Name of an evaluation set, or "loss", the training's own."""
+    mode: Literal["sync", "async"] = "sync"
+    """async: training stands still only while the state is copied to memory; a process of its own writes it."""
+    writers_per_node: Positive | None = None
+    """Files that a node writes; default: the site's, else one a rank."""
+    timeout_s: Positive = 1800
+    """An asynchronous save that takes longer has failed."""
+    verify: Literal["full", "sampled", "sizes"] = "full"
+    """How much of what is read back is compared with its sums."""
+    allow_nonfinite: bool = False
+    """Save a state with infinities or NaNs, too."""
+    local: bool = False
+    """Save to each node's own disk (paths.scratch), with a copy on a partner node; every `flush_every`-th goes to the shared folder."""
+    flush_every: Positive = 4
 
 
 class SlurmConfig(Frozen):

@@ -89,6 +89,22 @@ class SitePaths(Frozen):
     """Node-local fast disk."""
 
 
+class SiteStorage(Frozen):
+    """The file system that runs live on."""
+
+    writers_per_node: Positive | None = None
+    """Checkpoint files that a node writes at a time; default: one a rank."""
+    stripe_count: int | None = Field(default=None, ge=-1)
+    """`lfs setstripe -c` of a checkpoint's folder, -1: all targets; default: as the folder above."""
+    stripe_bytes: Positive | None = None
+    quota: Literal["auto", "off"] = "auto"
+    """auto: lfs, mmlsquota or quota is asked, whichever knows the folder."""
+    quota_command: Line | None = None
+    """Prints `BYTES FILES` that may still be written ("-": no limit); {folder} is replaced. Instead of `quota`."""
+    purge_days: Positive | None = None
+    """Files that nobody touched for so long are removed by the site."""
+
+
 class SiteEnvironment(Frozen):
     """What happens in the batch script before the supervisor starts, and in every rank's environment."""
 
@@ -132,6 +148,7 @@ class SiteConfig(Frozen):
     node: SiteNode
     fabric: SiteFabric = Field(default_factory=SiteFabric)
     paths: SitePaths = Field(default_factory=SitePaths)
+    storage: SiteStorage = Field(default_factory=SiteStorage)
     environment: SiteEnvironment = Field(default_factory=SiteEnvironment)
     python: SitePython = Field(default_factory=SitePython)
     timeouts: SiteTimeouts = Field(default_factory=SiteTimeouts)

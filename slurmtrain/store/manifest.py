@@ -1,22 +1,30 @@
-"""The manifest of a checkpoint: what is in it, in which file, and the sums by which bytes are verified.
+"""The manifest of a checkpoint: what is in it, in which file and at which byte, and the sums by which bytes are verified.
 
-`manifest.json` is the last file written into a staging folder. One line of JSON, format version 1:
+`manifest.json` is the last file written into a staging folder. One line of JSON, format version 2 (`docs/checkpoint.md`):
 
-    {"v":1,"step":100,"attempt":2,"tokens":819200,"layout":{...Plan...},"chunk_bytes":8388608,
-     "files":{"rank-00000.h5":{"size":123,"xxh3_64":["0123456789abcdef",...]}},
-     "tensors":{"model/layers.0.attention.wq.weight":{"shape":[64,64],"dtype":"float32",
-                "boxes":[{"file":"rank-00000.h5","dataset":"d000001","offset":[0,0],"shape":[32,64]}]}},
+    {"v":2,"step":100,"attempt":2,"tokens":819200,"t":1764444444.5,"layout":{...Plan...},"chunk_bytes":8388608,
+     "files":{"rank-00000.h5":[123456,"0123456789abcdef..."]},
+     "tensors":{"model/layers.0.attention.q.weight":["float32",[64,64],[[0,"model/...@0,0",null,4096,0,[0,0],[32,64]],...]]},
      "state":{...small JSON values: schedule, data position, versions...},"xxh3_64":"0123456789abcdef"}
 
-A box with `start` lies in a one-dimensional dataset that several small tensors share, in row-major order from that element on.
-The last key is the xxh3_64 of the line without it, so that a changed digit in the manifest is found as well.
+A file: its size and the xxh3_64 of each of its chunks, 16 hex digits each, joined. A tensor: element type, global shape, boxes. A box:
+number of its file in their order, dataset, `start`, `at`, `panel`, offset, shape.
+
+- `start` null: the dataset is the box. A number: the box lies in a one-dimensional dataset that several small tensors share, in
+  row-major order from that element on.
+- `at`: the byte of the file at which its first element lies; its elements follow without a gap.
+- `panel` 0: row-major order. A number: the two-dimensional box lies as panels of so many columns, one after another, each whole panel
+  in row-major order (in HDF5: a chunked dataset); so a slice of rows and a slice of columns are both long runs of bytes.
+
+The last key is the xxh3_64 of the line without it, so that a changed digit in the manifest is found as well. Version 1 is read, too:
+it has objects in place of these lists, no `t`, and no `at`, which `checkpoint.located` looks up in the files.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +34,10 @@ from slurmtrain.boxes import Box
 from slurmtrain.errors import CheckpointError, CorruptCheckpointError
 
 MANIFEST_NAME = "manifest.json"
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
 CHUNK_BYTES = 8 << 20
-_KEYS = {"v", "step", "attempt", "tokens", "layout", "chunk_bytes", "files", "tensors", "state"}
+_KEYS_1 = {"v", "step", "attempt", "tokens", "layout", "chunk_bytes", "files", "tensors", "state"}
+_KEYS = {1: _KEYS_1, 2: _KEYS_1 | {"t"}}
 _SEAL = re.compile(rb',"xxh3_64":"([0-9a-f]{16})"\}\n')
 _SEAL_BYTES = len(b',"xxh3_64":"0123456789abcdef"}\n')
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -46,13 +55,16 @@ class FileSum:
 class StoredBox:
     """A box of a global tensor and where it lies.
 
-    `start` None: the dataset is the box. A number: the box lies in the one-dimensional dataset from that element on.
+    `start` None: the dataset is the box; a number: it lies in a one-dimensional dataset from that element on. `at`: the byte of the
+    file where it begins, None in a manifest of version 1 until `checkpoint.located`; `panel`: columns of its panels, 0: none.
     """
 
     box: Box
     file: str
     dataset: str
     start: int | None = None
+    at: int | None = None
+    panel: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,9 +76,43 @@ class TensorEntry:
     boxes: tuple[StoredBox, ...]
 
 
+class Tensors(Mapping[str, TensorEntry]):
+    """The index, decoded tensor by tensor when it is asked for: a rank wants few of the many. Raises CorruptCheckpointError then."""
+
+    def __init__(self, raw: dict[str, Any], files: Mapping[str, FileSum], version: int, where: str) -> None:
+        self.raw, self._files, self._names = raw, files, tuple(files)
+        self._version, self._where = version, where
+        self._seen: dict[str, TensorEntry] = {}
+
+    def __getitem__(self, name: str) -> TensorEntry:
+        if name not in self._seen:
+            self._seen[name] = self._decoded(name, self.raw[name])
+        return self._seen[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.raw)
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.raw
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and dict(self) == dict(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _decoded(self, name: str, raw: Any) -> TensorEntry:
+        try:
+            return _entry_1(raw, self._files) if self._version == 1 else _entry_2(raw, self._names)
+        except (KeyError, TypeError, ValueError, AssertionError, AttributeError) as error:
+            raise CorruptCheckpointError(f"{self._where}: {name}: not an entry of the index: {type(error).__name__}: {error}") from error
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """A whole checkpoint."""
+    """A whole checkpoint. `t`: when it was written, unix seconds; 0 where version 1 does not say."""
 
     step: int
     attempt: int
@@ -76,6 +122,7 @@ class Manifest:
     tensors: Mapping[str, TensorEntry]
     state: Mapping[str, Any] = field(default_factory=dict)
     chunk_bytes: int = CHUNK_BYTES
+    t: float = 0.0
 
     @property
     def total_bytes(self) -> int:
@@ -84,15 +131,19 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The bytes of `manifest.json`. Raises ValueError or TypeError where `state` or `layout` is not plain JSON."""
+        number = {name: i for i, name in enumerate(self.files)}
         raw = {
             "v": MANIFEST_VERSION,
             "step": self.step,
             "attempt": self.attempt,
             "tokens": self.tokens,
+            "t": self.t,
             "layout": dict(self.layout),
             "chunk_bytes": self.chunk_bytes,
-            "files": {name: {"size": one.size, "xxh3_64": list(one.xxh3_64)} for name, one in self.files.items()},
-            "tensors": {name: _tensor_to_raw(entry) for name, entry in self.tensors.items()},
+            "files": {name: [one.size, "".join(one.xxh3_64)] for name, one in self.files.items()},
+            "tensors": {
+                name: [entry.dtype, entry.shape, [_row(one, number) for one in entry.boxes]] for name, entry in self.tensors.items()
+            },
             "state": dict(self.state),
         }
         body = json.dumps(raw, separators=(",", ":"), allow_nan=False).encode()
@@ -102,11 +153,12 @@ class Manifest:
     def from_json(cls, data: bytes, where: str = MANIFEST_NAME) -> Manifest:
         """Read the bytes of `manifest.json`.
 
-        Raises CorruptCheckpointError for bytes that are not a whole manifest, CheckpointError for a newer version.
+        Raises CorruptCheckpointError for bytes that are not a whole manifest, CheckpointError for a newer version. What is wrong in
+        one tensor's entry is told when it is looked at (`store.verify.index_problems` looks at all).
         """
         raw = _unseal(data, where)
         try:
-            return _manifest_from_raw(raw)
+            return _manifest_from_raw(raw, where)
         except (KeyError, TypeError, ValueError, AssertionError, AttributeError) as error:
             raise CorruptCheckpointError(f"{where}: not a manifest: {type(error).__name__}: {error}") from error
 
@@ -121,7 +173,7 @@ def _unseal(data: bytes, where: str) -> dict[str, Any]:
     version = raw.get("v") if isinstance(raw, dict) else None
     if type(version) is int and version > MANIFEST_VERSION:
         raise CheckpointError(f"{where}: format version {version}; this release reads up to {MANIFEST_VERSION}: use a newer slurmtrain")
-    if seal is None or version != MANIFEST_VERSION:
+    if seal is None or type(version) is not int or version not in _KEYS:
         raise CorruptCheckpointError(f"{where}: not a manifest of version {MANIFEST_VERSION} with its sum")
     if xxhash.xxh3_64_hexdigest(data[: -len(seal[0])] + b"}") != seal[1].decode():
         raise CorruptCheckpointError(f"{where}: its bytes are not those that were written (sum differs)")
@@ -129,48 +181,80 @@ def _unseal(data: bytes, where: str) -> dict[str, Any]:
     return dict(raw)
 
 
-def _tensor_to_raw(entry: TensorEntry) -> dict[str, Any]:
-    return {"shape": list(entry.shape), "dtype": entry.dtype, "boxes": [_box_to_raw(one) for one in entry.boxes]}
+def _row(one: StoredBox, number: Mapping[str, int]) -> list[Any]:
+    return [number[one.file], one.dataset, one.start, one.at, one.panel, one.box.offset, one.box.shape]
 
 
-def _box_to_raw(one: StoredBox) -> dict[str, Any]:
-    raw: dict[str, Any] = {"file": one.file, "dataset": one.dataset, "offset": list(one.box.offset), "shape": list(one.box.shape)}
-    return raw if one.start is None else {**raw, "start": one.start}
-
-
-def _manifest_from_raw(raw: dict[str, Any]) -> Manifest:
-    if raw.keys() != _KEYS:
-        raise ValueError(f"keys {sorted(raw.keys() ^ _KEYS)} are unknown or missing")
-    files = {_file_name(name): FileSum(_int(one["size"]), tuple(_text(s) for s in one["xxh3_64"])) for name, one in raw["files"].items()}
+def _manifest_from_raw(raw: dict[str, Any], where: str) -> Manifest:
+    version = raw["v"]
+    if raw.keys() != _KEYS[version]:
+        raise ValueError(f"keys {sorted(raw.keys() ^ _KEYS[version])} are unknown or missing")
+    read = _sums_1 if version == 1 else _sums_2
+    files = {_file_name(name): read(one) for name, one in raw["files"].items()}
+    if not isinstance(raw["tensors"], dict):
+        raise TypeError("the index is not an object")
     return Manifest(
         step=_int(raw["step"]),
         attempt=_int(raw["attempt"]),
         tokens=_int(raw["tokens"]),
         layout=dict(raw["layout"]),
         files=files,
-        tensors={name: _tensor_from_raw(one, files) for name, one in raw["tensors"].items()},
+        tensors=Tensors(raw["tensors"], files, version, where),
         state=dict(raw["state"]),
         chunk_bytes=_int(raw["chunk_bytes"], least=1),
+        t=_seconds(raw.get("t", 0.0)),
     )
 
 
-def _tensor_from_raw(raw: dict[str, Any], files: Mapping[str, FileSum]) -> TensorEntry:
-    boxes = tuple(_box_from_raw(one) for one in raw["boxes"])
+def _sums_1(raw: dict[str, Any]) -> FileSum:
+    return FileSum(_int(raw["size"]), tuple(_text(s) for s in raw["xxh3_64"]))
+
+
+def _sums_2(raw: list[Any]) -> FileSum:
+    size, digits = raw
+    if len(_text(digits)) % 16:
+        raise ValueError("sums are 16 digits each")
+    return FileSum(_int(size), tuple(digits[i : i + 16] for i in range(0, len(digits), 16)))
+
+
+def _entry_1(raw: dict[str, Any], files: Mapping[str, FileSum]) -> TensorEntry:
+    boxes = tuple(_box_1(one) for one in raw["boxes"])
     for one in boxes:
         if one.file not in files:
             raise ValueError(f"a box lies in {one.file}, which is not among the files")
     return TensorEntry(_ints(raw["shape"]), _text(raw["dtype"]), boxes)
 
 
-def _box_from_raw(raw: dict[str, Any]) -> StoredBox:
+def _box_1(raw: dict[str, Any]) -> StoredBox:
     start = None if raw.get("start") is None else _int(raw["start"])
     return StoredBox(Box(_ints(raw["offset"]), _ints(raw["shape"])), _file_name(raw["file"]), _text(raw["dataset"]), start)
+
+
+def _entry_2(raw: list[Any], names: tuple[str, ...]) -> TensorEntry:
+    dtype, shape, rows = raw
+    return TensorEntry(_ints(shape), _text(dtype), tuple(_box_2(row, names) for row in rows))
+
+
+def _box_2(raw: list[Any], names: tuple[str, ...]) -> StoredBox:
+    number, dataset, start, at, panel, offset, shape = raw
+    if _int(number) >= len(names):
+        raise ValueError(f"a box lies in file {number} of {len(names)}")
+    box = Box(_ints(offset), _ints(shape))
+    if _int(panel) and (len(box.shape) != 2 or box.shape[1] % panel):
+        raise ValueError(f"panels of {panel} columns in a box of shape {box.shape}")
+    return StoredBox(box, names[number], _text(dataset), None if start is None else _int(start), _int(at), panel)
 
 
 def _int(value: Any, least: int = 0) -> int:
     if type(value) is not int or value < least:
         raise ValueError(f"{value!r} is not a whole number from {least} on")
     return value
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in {int, float} or not 0 <= value < float("inf"):
+        raise ValueError(f"{value!r} is not a time")
+    return float(value)
 
 
 def _ints(values: Any) -> tuple[int, ...]:

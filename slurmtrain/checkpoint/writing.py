@@ -1,0 +1,204 @@
+"""Writing a file of a checkpoint from its first byte to its last: copied to a buffer, summed and written chunk by chunk.
+
+One thread copies the boxes into chunks, in the order in which they lie in the file; another sums a chunk and writes it. The kernel is
+told to begin with each chunk at once, so that the disk works from the start and the fsync at the end finds little left to do.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from mmap import mmap
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from slurmtrain.checkpoint.dtypes import carrier
+from slurmtrain.checkpoint.skeleton import FileLayout
+from slurmtrain.store.manifest import CHUNK_BYTES, FileSum
+from slurmtrain.syscalls import Syscalls, pwrite_all
+
+BUFFERS = 3
+
+Fetch = Callable[[int], np.ndarray]
+"""The content of box number i of a layout: of the box's shape, any strides, elements in the carrier of its type."""
+
+
+def write_file(calls: Syscalls, path: Path, layout: FileLayout, fetch: Fetch) -> FileSum:
+    """Make a file of this layout; durable when it returns. `fetch` is called once for each box, in the order of the file.
+
+    Raises OSError, and what `fetch` raises; the file is then there in part, for the caller to remove.
+    """
+    sink = _Sink(calls, path)
+    try:
+        for at, what in _order(layout):
+            sink.zeros(at - sink.position)
+            if isinstance(what, bytes):
+                sink.put(np.frombuffer(what, np.uint8))
+            else:
+                _put_box(sink, fetch(what), layout.stored[what].panel)
+        sink.zeros(layout.size - sink.position)
+        return sink.finish()
+    finally:
+        sink.close()
+
+
+def fill_image(layout: FileLayout, fetch: Fetch, memory: np.ndarray) -> None:
+    """Copy all boxes to their places in an image of the file: `memory`, layout.size bytes. The structure is `fill_structure`'s."""
+    for index, stored in enumerate(layout.stored):
+        assert stored.at is not None
+        spec = layout.specs[index]
+        place = memory[stored.at : stored.at + spec.nbytes].view(carrier(spec.dtype))
+        copy_box(fetch(index), place, stored.panel)
+
+
+def fill_structure(layout: FileLayout, memory: np.ndarray) -> None:
+    """Put HDF5's own bytes in their places; what lies in no box and no structure must be zero."""
+    for at, data in layout.structure:
+        memory[at : at + len(data)] = np.frombuffer(data, np.uint8)
+
+
+def copy_box(array: np.ndarray, place: np.ndarray, panel: int) -> None:
+    """Copy a box to the one-dimensional run of elements that holds it, panel by panel where it has panels."""
+    if not panel:
+        place.reshape(array.shape)[...] = array
+        return
+    rows, columns = array.shape
+    panels = place.reshape(columns // panel, rows, panel)
+    for i in range(columns // panel):
+        panels[i] = array[:, i * panel : (i + 1) * panel]
+
+
+def write_image(calls: Syscalls, path: Path, image: np.ndarray) -> FileSum:
+    """Make a file of these bytes; durable when it returns. Raises OSError."""
+    sink = _Sink(calls, path)
+    try:
+        sink.put(image)
+        return sink.finish()
+    finally:
+        sink.close()
+
+
+def _order(layout: FileLayout) -> list[tuple[int, int | bytes]]:
+    """(offset, number of a box or bytes of the structure), ascending."""
+    boxes: list[tuple[int, int | bytes]] = [(stored.at or 0, i) for i, stored in enumerate(layout.stored)]
+    return sorted([*boxes, *layout.structure], key=lambda one: one[0])
+
+
+def _put_box(sink: _Sink, array: np.ndarray, panel: int) -> None:
+    if not panel:
+        sink.put(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        return
+    for left in range(0, array.shape[1], panel):
+        sink.put_rows(array[:, left : left + panel])
+
+
+class _Sink:
+    """Takes the bytes of a file in order; gives full chunks to a thread that sums and writes them."""
+
+    def __init__(self, calls: Syscalls, path: Path) -> None:
+        self._calls, self._fd = calls, calls.create(path)
+        self._pool = ThreadPoolExecutor(1)
+        self._free: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
+        self._made = 0
+        self._sums: list[Future[str]] = []
+        self._buffer: np.ndarray | None = None
+        self._held = 0
+        self.position = 0
+
+    def zeros(self, count: int) -> None:
+        """A gap."""
+        assert count >= 0, count
+        while count:
+            room = self._room(count)
+            room[...] = 0
+            count -= len(room)
+            self._took(len(room))
+
+    def put(self, data: np.ndarray) -> None:
+        """Bytes, one-dimensional; they must not change before `finish`."""
+        while len(data):
+            if not self._held and len(data) >= CHUNK_BYTES:
+                self._send(data[:CHUNK_BYTES], None)
+                data = data[CHUNK_BYTES:]
+                continue
+            room = self._room(len(data))
+            room[...] = data[: len(room)]
+            data = data[len(room) :]
+            self._took(len(room))
+
+    def put_rows(self, rows: np.ndarray) -> None:
+        """Rows of a matrix of which only the columns need be contiguous."""
+        width = rows.shape[1] * rows.itemsize
+        done = 0
+        while done < len(rows):
+            count = min((CHUNK_BYTES - self._held) // width, len(rows) - done)
+            if not count:  # a row across the end of the chunk
+                self.put(np.ascontiguousarray(rows[done]).view(np.uint8))
+                done += 1
+                continue
+            room = self._room(count * width)
+            room.view(rows.dtype).reshape(count, -1)[...] = rows[done : done + count]
+            done += count
+            self._took(count * width)
+
+    def finish(self) -> FileSum:
+        """Write what is left, make all of it durable."""
+        if self._held:
+            assert self._buffer is not None
+            self._send(self._buffer[: self._held], self._buffer)
+        sums = tuple(one.result() for one in self._sums)
+        self._calls.fsync(self._fd)
+        return FileSum(self.position, sums)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._calls.close(self._fd)
+
+    def _room(self, count: int) -> np.ndarray:
+        """Some of the room that is left in the chunk, at most `count` bytes."""
+        if self._buffer is None:
+            self._buffer = self._fresh()
+        return self._buffer[self._held : min(self._held + count, CHUNK_BYTES)]
+
+    def _took(self, count: int) -> None:
+        self._held += count
+        self.position += count
+        if self._held == CHUNK_BYTES:
+            assert self._buffer is not None
+            self.position -= CHUNK_BYTES
+            self._send(self._buffer, self._buffer)
+
+    def _fresh(self) -> np.ndarray:
+        if self._made < BUFFERS:
+            self._made += 1
+            return np.frombuffer(mmap(-1, CHUNK_BYTES), np.uint8)
+        while True:
+            try:
+                return self._free.get(timeout=1.0)
+            except queue.Empty:
+                self._raise_failed()
+
+    def _raise_failed(self) -> None:
+        for one in self._sums:
+            if one.done():
+                one.result()
+
+    def _send(self, chunk: np.ndarray, buffer: np.ndarray | None) -> None:
+        """Hand a chunk over; `buffer`: what it lies in and is free again afterwards."""
+        at = len(self._sums) * CHUNK_BYTES
+        self._sums.append(self._pool.submit(self._write, chunk, at, buffer))
+        self.position = at + len(chunk)
+        if buffer is not None:
+            self._buffer, self._held = None, 0
+
+    def _write(self, chunk: np.ndarray, at: int, buffer: np.ndarray | None) -> str:
+        data = chunk.data
+        digits = xxhash.xxh3_64_hexdigest(data)
+        pwrite_all(self._calls, self._fd, data, at)
+        self._calls.settle(self._fd, at, len(chunk))
+        if buffer is not None:
+            self._free.put(buffer)
+        return digits
