@@ -15,18 +15,21 @@ seconds: let one world check many things and share its results by a module-scope
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import importlib.util
 import inspect
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ from slurmtrain.config.site import SiteConfig
 from slurmtrain.rundir import RunDir
 
 ROOT = Path(__file__).resolve().parent.parent
+STUB = ROOT / "tests" / "zygote.py"
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 _DROPPED = ("SLURM_", "SBATCH_", "SRUN_", "PMI_", "PMIX_", "HYDRA_", "MPI_LOCAL", "SLURMTRAIN_")
 
@@ -116,20 +120,53 @@ def run_world(
     env: Mapping[str, str] | None = None,
     check: bool = True,
     cleanup: bool = True,
+    fresh: bool = False,
 ) -> Finished:
-    """Run `function(*args)` on every rank. Raises AssertionError as `run_command` does; a hang shows every rank's stack."""
+    """Run `function(*args)` on every rank. Raises AssertionError as `run_command` does; a hang shows every rank's stack.
+
+    Ranks are forked from a process that has loaded torch (tests.zygote); `fresh`: each is an interpreter of its own, which has
+    loaded nothing.
+    """
     source = Path(inspect.getsourcefile(function) or "")
     ranks = (nodes if isinstance(nodes, int) else len(nodes)) * tasks_per_node
     with tempfile.TemporaryDirectory(prefix="world-") as folder:
         (Path(folder) / "args").write_bytes(pickle.dumps(args))
         stacks_after = max(1.0, timeout_s - 5)
-        command = [sys.executable, "-m", "tests.mpi_world", str(source), function.__qualname__, folder, str(stacks_after)]
+        program = [sys.executable, "-m", "tests.mpi_world"] if fresh else [sys.executable, "-S", str(STUB), str(_zygote())]
+        command = [*program, str(source), function.__qualname__, folder, str(stacks_after)]
         done = run_command(command, nodes=nodes, tasks_per_node=tasks_per_node, timeout_s=timeout_s, env=env, check=check, cleanup=cleanup)
         files = [Path(folder) / f"result-{rank}" for rank in range(ranks)]
         missing = [rank for rank, file in enumerate(files) if not file.exists()]
         if check and missing:  # mpiexec's own code is 0 when one rank ended well before another failed
             raise AssertionError(f"no result of ranks {missing} of {function.__qualname__}\n{done.out}")
         return Finished(done.rc, done.out, [None if rank in missing else pickle.loads(f.read_bytes()) for rank, f in enumerate(files)])
+
+
+@cache
+def _zygote() -> Path:
+    """The socket of this session's zygote, which ends when this process does: its standard input is a pipe that closes then."""
+    path = Path(tempfile.mkdtemp(prefix="zygote-")) / "socket"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.zygote", str(path)],
+        env=clean_environment(),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == "ready\n", "the zygote did not start"
+
+    def end() -> None:
+        process.stdin.close()
+        process.wait(30)
+        process.stdout.close()
+        shutil.rmtree(path.parent, ignore_errors=True)
+
+    atexit.register(end)
+    return path
 
 
 def write_run(run: RunDir, plan: Plan, site: SiteConfig, nodes: Sequence[str], *, attempt: int = 1, job: JobConfig | None = None) -> None:

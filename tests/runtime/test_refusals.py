@@ -88,7 +88,7 @@ def refuse_one_after_the_other() -> list[tuple[str, str, bool]]:
 
 def test_broken_promises_are_refused_on_all_ranks_alike():
     # Blocks as Slurm 24.11 reports them would join n1 and n2; here nothing does, so each node is its own domain.
-    world = run_world(refuse_one_after_the_other, nodes=2, tasks_per_node=1, env={"CUDA_VISIBLE_DEVICES": ""})
+    world = run_world(refuse_one_after_the_other, fresh=True, nodes=2, tasks_per_node=1, env={"CUDA_VISIBLE_DEVICES": ""})
     assert world.results[0] == world.results[1]
     expected = [
         ("LaunchError", "MPI sees 2 ranks, plan.json says a world of 4", False),
