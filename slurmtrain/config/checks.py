@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import gcd
 
+from slurmtrain.config.check_checkpoint import check_how, check_when
 from slurmtrain.config.check_layout import (
     check_batch,
     check_context,
@@ -85,5 +86,6 @@ _OF_JOB: tuple[Callable[[JobConfig], None], ...] = (
     check_stages,
     check_optimizer,
     check_evaluation,
+    check_when,
 )
-_OF_SITE: tuple[Callable[[JobConfig, SiteConfig], None], ...] = (_check_site, check_numerics, check_data)
+_OF_SITE: tuple[Callable[[JobConfig, SiteConfig], None], ...] = (_check_site, check_numerics, check_data, check_how)

@@ -28,7 +28,8 @@ class RunConfig(Frozen):
 class CheckpointConfig(Frozen):
     """When to save, how, what to keep, and how it is read back."""
 
-    every_steps: Positive | None = 100
+    every_steps: NonNegative = 100
+    """0: by time alone."""
     every_minutes: PositiveFloat | None = None
     """Saved as well when so much time has passed since the last save, by rank 0's clock alone."""
     keep: Positive = 3

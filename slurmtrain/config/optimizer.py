@@ -1,4 +1,4 @@
-"""Which optimisers a layout can have."""
+"""Which optimisers a layout can have, and how much a checkpoint holds for each."""
 
 from __future__ import annotations
 
@@ -18,3 +18,11 @@ def optimizer_fault(job: JobConfig) -> str | None:
     if parallel.dp_mode != "ddp":
         return f'{why}, and parallel.dp_mode = "{parallel.dp_mode}" gives each rank some rows: use dp_mode = "ddp", or adamw'
     return None
+
+
+def state_bytes(job: JobConfig) -> int:
+    """Least size of a checkpoint: weights, the optimiser's state and the moving average, each once, in fp32."""
+    optimizer = job.optimizer
+    moments = {"adamw": 2, "muon": 1, "sgd": 1 if optimizer.momentum else 0}.get(optimizer.name, 0)
+    copies = 1 + moments + (job.training.ema_decay is not None)
+    return 4 * job.model.parameters() * copies

@@ -12,6 +12,8 @@ from slurmtrain.config.values import Duration, Environment, Line, RuleError, Sba
 
 EARLY_S = 60
 """Slurm sends the notice of --signal up to this much early (sbatch's manual)."""
+STRIPE_UNIT = 1 << 16
+"""Stripes are multiples of it (lfs-setstripe's manual)."""
 
 
 class SiteSlurm(Frozen):
@@ -103,6 +105,14 @@ class SiteStorage(Frozen):
     """Prints `BYTES FILES` that may still be written ("-": no limit); {folder} is replaced. Instead of `quota`."""
     purge_days: Positive | None = None
     """Files that nobody touched for so long are removed by the site."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> SiteStorage:
+        if self.stripe_bytes is not None and self.stripe_bytes % STRIPE_UNIT:
+            raise RuleError(f"must be a multiple of {STRIPE_UNIT} (64 KiB), as lfs wants it", item="stripe_bytes", value=self.stripe_bytes)
+        if self.quota == "off" and self.quota_command is not None:
+            raise RuleError('asks for the quota, and quota = "off" says not to: leave one out', item="quota_command")
+        return self
 
 
 class SiteEnvironment(Frozen):

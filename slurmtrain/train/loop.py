@@ -78,7 +78,7 @@ class Loop:
             if progress.step >= steps or self._reached():
                 stop = None
                 break
-            if stop or (every is not None and progress.step % every == 0):
+            if stop or (every and progress.step % every == 0):
                 self._save()
         if self._durable != progress.step:
             self._save()

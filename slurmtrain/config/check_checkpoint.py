@@ -1,0 +1,67 @@
+"""Do the keys of [checkpoint] fit each other, the rest of the job and the site? Raises ConfigError for the first that does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slurmtrain.config.job import CheckpointConfig, JobConfig
+from slurmtrain.config.optimizer import state_bytes
+from slurmtrain.config.refusal import either, multiples, refuse
+from slurmtrain.config.site import SiteConfig
+from slurmtrain.units import format_size
+
+
+def check_when(job: JobConfig) -> None:
+    """When to save, and what to keep."""
+    wish = job.checkpoint
+    if not wish.every_steps and wish.every_minutes is None:
+        _refuse(job, "every_steps", wish.every_steps, "a failure would cost the whole run: give every_steps, or every_minutes")
+    if wish.keep_every_steps is not None and wish.every_steps and wish.keep_every_steps % wish.every_steps:
+        fault = f"no checkpoint is made at most of its multiples: use a multiple of every_steps = {wish.every_steps}"
+        near = multiples(wish.every_steps, near=wish.keep_every_steps)
+        _refuse(job, "keep_every_steps", wish.keep_every_steps, f"{fault}, such as {near}")
+    known = ["loss", *job.evaluation.sets]
+    if wish.keep_best and wish.best_metric is None:
+        _refuse(job, "keep_best", wish.keep_best, f"the best by what? Give best_metric: {either(known)}")
+    if wish.best_metric is not None and not wish.keep_best:
+        _refuse(job, "best_metric", wish.best_metric, "nothing is kept for it: give keep_best, such as 1, or leave it out")
+    if wish.best_metric is not None and wish.best_metric not in known:
+        _refuse(job, "best_metric", wish.best_metric, f"is not measured: use {either(known)}, or add it to [evaluation.sets]")
+
+
+def check_how(job: JobConfig, site: SiteConfig) -> None:
+    """How to write: asynchronously, by how many writers, through the nodes' own disks."""
+    wish, ranks = job.checkpoint, job.slurm.gpus_per_node or site.node.gpus
+    if wish.mode == "sync" and wish.timeout_s != _default("timeout_s"):
+        _refuse(job, "timeout_s", wish.timeout_s, 'is of mode = "async": the ranks themselves write otherwise; leave it out')
+    if wish.writers_per_node is not None and wish.writers_per_node > ranks:
+        _refuse(job, "writers_per_node", wish.writers_per_node, f"a node has {ranks} ranks: use 1 to {ranks}, or leave it out")
+    if wish.local and site.paths.scratch is None:
+        fault = f"site {site.name} has no paths.scratch: have it set in the site file, or leave local out"
+        _refuse(job, "local", True, fault)  # noqa: FBT003
+    if not wish.local and wish.flush_every != _default("flush_every"):
+        _refuse(job, "flush_every", wish.flush_every, "is of local = true: every checkpoint goes to the shared folder otherwise")
+    _check_memory(job, site)
+
+
+def _check_memory(job: JobConfig, site: SiteConfig) -> None:
+    """An asynchronous save holds the state once more in the memory of the nodes."""
+    state, memory = state_bytes(job) // job.slurm.nodes, site.node.memory_bytes
+    if job.checkpoint.mode == "async" and memory is not None and state > memory:
+        fault = f"a copy of the state takes {format_size(state)} on each node, which has {format_size(memory)}: use more nodes, or sync"
+        _refuse(job, "mode", "async", fault)
+
+
+def notes_of(job: JobConfig) -> tuple[str, ...]:
+    """What a person should know of keys that are legal."""
+    if job.checkpoint.local and job.slurm.nodes == 1:
+        return ("checkpoint.local on one node: there is no partner that could hold a copy; what the node loses is the last flush away",)
+    return ()
+
+
+def _default(name: str) -> Any:
+    return CheckpointConfig.model_fields[name].default
+
+
+def _refuse(job: JobConfig, name: str, value: Any, problem: str) -> None:
+    refuse(job, f"checkpoint.{name}", value, problem)
