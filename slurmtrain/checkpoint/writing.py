@@ -21,6 +21,8 @@ from slurmtrain.store.manifest import CHUNK_BYTES, FileSum
 from slurmtrain.syscalls import Syscalls, pwrite_all
 
 BUFFERS = 3
+AHEAD = 16
+"""Chunks that may wait to be written: whoever makes boxes one by one is held up rather than the memory filled."""
 
 Fetch = Callable[[int], np.ndarray]
 """The content of box number i of a layout: of the box's shape, any strides, elements in the carrier of its type."""
@@ -190,6 +192,8 @@ class _Sink:
         """Hand a chunk over; `buffer`: what it lies in and is free again afterwards."""
         at = len(self._sums) * CHUNK_BYTES
         self._sums.append(self._pool.submit(self._write, chunk, at, buffer))
+        if len(self._sums) > AHEAD:
+            self._sums[-1 - AHEAD].result()
         self.position = at + len(chunk)
         if buffer is not None:
             self._buffer, self._held = None, 0
