@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from slurmtrain.cli.bars import bar
 from slurmtrain.cli.batch import batch_options, ended_by_sigterm, output_beside, sent_to_batch
 from slurmtrain.cli.options import examples
 from slurmtrain.cli.paths import UserPath
@@ -68,7 +67,7 @@ def build(ctx: click.Context, /, paths: tuple[Path, ...], out: Path, **said: Any
         return
     suffixes = LINES if said["key"] or said["answers"] else SUFFIXES
     total = sum(path.stat().st_size for path in find_texts(paths, suffixes))
-    with ended_by_sigterm(), _bar("reading", total) as advance:
+    with ended_by_sigterm(), bar("reading", total) as advance:
         done = builder.build(
             paths,
             out,
@@ -109,7 +108,7 @@ def convert(ctx: click.Context, /, path: Path, out: Path, **said: Any) -> None:
         ctx, said, ["data", "convert", str(path), *_again(said, out=out, renamed={"kind": "to"})], output=output_beside(out, "data")
     ):
         return
-    with ended_by_sigterm(), _bar("converting", summarize(path).tokens) as advance:
+    with ended_by_sigterm(), bar("converting", summarize(path).tokens) as advance:
         done = converted(path, out, said["kind"], vocab=said["vocab"], eod=said["eod"], force=said["force"], advance=advance)
     _tell(done.tokens, done.documents, "tokens in", out, unchanged=done.unchanged)
 
@@ -202,17 +201,3 @@ def _again(said: dict[str, Any], *, out: Path, renamed: dict[str, str] | None = 
         if said.get(name) is not None:
             yield f"--{(renamed or {'kind': 'format'}).get(name, name)}={said[name]}"
     yield from (f"--{name}" for name in ("force", "answers") if said.get(name))
-
-
-@contextmanager
-def _bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count: progress.advance(task, count)
