@@ -28,6 +28,9 @@ class Group(Protocol):
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value on every rank; what the others pass is ignored."""
 
+    def highest(self, value: int) -> int:
+        """The highest of all ranks' values, on every rank; cheap in a large world, too."""
+
     def barrier(self) -> None:
         """Return when all have come."""
 
@@ -42,6 +45,9 @@ class SoloGroup:
         return [value]
 
     def broadcast(self, value: Any) -> Any:
+        return value
+
+    def highest(self, value: int) -> int:
         return value
 
     def barrier(self) -> None:

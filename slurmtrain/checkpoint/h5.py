@@ -20,7 +20,8 @@ from h5py import h5d, h5s
 
 from slurmtrain.atomic import fsync_file
 from slurmtrain.boxes import Box, Region
-from slurmtrain.checkpoint.dtypes import carrier, hdf5_type
+from slurmtrain.checkpoint.dtypes import carrier
+from slurmtrain.checkpoint.h5types import hdf5_type
 from slurmtrain.errors import CheckpointError, CorruptCheckpointError
 from slurmtrain.store.manifest import CHUNK_BYTES, FileSum, StoredBox
 from slurmtrain.store.verify import sums_of

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 import h5py
 from h5py import h5d, h5o, h5p, h5s
 
 from slurmtrain.boxes import Box
-from slurmtrain.checkpoint.dtypes import carrier, hdf5_type
+from slurmtrain.checkpoint.dtypes import carrier
+from slurmtrain.checkpoint.h5types import hdf5_type
+from slurmtrain.checkpoint.layout import BoxSpec, FileLayout
 from slurmtrain.store.manifest import StoredBox
 
 SMALL_BYTES = 1 << 20
@@ -30,34 +31,6 @@ PANEL_ROW_BYTES = 512
 """Panels are not narrower: short runs of bytes read slowly."""
 MOST_CHUNK_BYTES = (1 << 32) - 1
 """HDF5's own bound."""
-
-
-@dataclass(frozen=True)
-class BoxSpec:
-    """A box to be stored: a part, not empty, of the global tensor `name`."""
-
-    name: str
-    global_shape: tuple[int, ...]
-    box: Box
-    dtype: str
-
-    @property
-    def nbytes(self) -> int:
-        return self.box.volume * carrier(self.dtype).itemsize
-
-
-@dataclass(frozen=True)
-class FileLayout:
-    """A file to be: its name and size, HDF5's own bytes as (offset, bytes), ascending, and where each box lies, in the order given.
-
-    What neither covers is a gap of zeros.
-    """
-
-    file: str
-    size: int
-    structure: tuple[tuple[int, bytes], ...]
-    specs: tuple[BoxSpec, ...]
-    stored: tuple[StoredBox, ...]
 
 
 class _Noted:

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from slurmtrain.checkpoint.dtypes import carrier
-from slurmtrain.checkpoint.skeleton import FileLayout
+from slurmtrain.checkpoint.layout import FileLayout
 from slurmtrain.store.manifest import CHUNK_BYTES, FileSum
 from slurmtrain.syscalls import Syscalls, pwrite_all
 

@@ -30,6 +30,9 @@ class GroupConformance:
     def test_broadcast_gives_everyone_rank_0s_value(self):
         assert self.run(lambda group: group.broadcast(["of rank", group.rank])) == [["of rank", 0]] * self.size
 
+    def test_all_hear_the_highest_value(self):
+        assert self.run(lambda group: group.highest(group.rank * 3 - 1)) == [self.size * 3 - 4] * self.size
+
     def test_calls_may_follow_one_another(self):
         def body(group):
             seen = []

@@ -34,6 +34,9 @@ class ThreadGroup:
     def broadcast(self, value: Any) -> Any:
         return self._exchange(value)[0]
 
+    def highest(self, value: int) -> int:
+        return max(self._exchange(value))
+
     def barrier(self) -> None:
         self._world.meet.wait()
 
