@@ -115,6 +115,48 @@ def test_the_verdict_is_that_of_counting_every_element(pieces):
     assert (tiling_fault(shape, pieces) is None) == bool((counts == 1).all())
 
 
+PINWHEEL = [Box((0, 0), (1, 2)), Box((0, 2), (2, 1)), Box((2, 1), (1, 2)), Box((1, 0), (2, 1)), Box((1, 1), (1, 1))]
+"""No straight line cuts these five."""
+
+
+@given(tilings(), st.data())
+def test_a_piece_that_has_moved_or_grown_is_a_fault_though_the_count_may_be_right(case, data):
+    shape, pieces = case
+    index, dim = data.draw(st.integers(0, len(pieces) - 1)), data.draw(st.integers(0, max(len(shape) - 1, 0)))
+    by, wider = data.draw(st.sampled_from([-2, -1, 1, 2])), data.draw(st.integers(0, 1))
+    if not shape:
+        return
+    one = pieces[index]
+    start, extent = one.offset[dim] + by, one.shape[dim] + wider
+    if start < 0 or start + extent > shape[dim]:
+        return
+    moved = Box((*one.offset[:dim], start, *one.offset[dim + 1 :]), (*one.shape[:dim], extent, *one.shape[dim + 1 :]))
+    others = [*pieces[:index], moved, *pieces[index + 1 :]]
+    counts = sum((mask(box, shape).astype(int) for box in others), np.zeros(shape, int))
+    assert not (counts == 1).all()
+    assert (tiling_fault(shape, others) or "").split()[-1] == ("overlap" if (counts > 1).any() else "box")
+
+
+def test_five_boxes_round_a_middle():
+    assert tiling_fault((3, 3), PINWHEEL) is None
+    assert tiling_fault((3, 3), PINWHEEL[:4]) == "1 of 9 elements are in no box"
+    assert "overlap" in (tiling_fault((3, 3), [*PINWHEEL[:4], Box((0, 0), (1, 1))]) or "")
+
+
+@pytest.mark.parametrize("across", [0, 1])
+def test_no_pair_is_compared_to_accept_the_boxes_of_a_thousand_ranks_and_few_to_find_one_too_many(across, monkeypatch):
+    count, width = 1000, 3
+    shape = (count * width, 7)[:: 1 if across == 0 else -1]
+    pieces = [Box((i * width, 0)[:: 1 if across == 0 else -1], (width, 7)[:: 1 if across == 0 else -1]) for i in range(count)]
+    compared = []
+    monkeypatch.setattr("slurmtrain.boxes.intersect", lambda a, b: (compared.append(a), intersect(a, b))[1])
+    assert (tiling_fault(shape, pieces), len(compared)) == (None, 0)
+    assert tiling_fault(shape, pieces[:-1]) == f"{7 * width} of {7 * width * count} elements are in no box"
+    assert len(compared) == 0
+    assert "overlap" in (tiling_fault(shape, [*pieces, pieces[-1]]) or "")
+    assert len(compared) <= count
+
+
 def test_a_box_outside_the_tensor_is_named():
     assert tiling_fault((4,), [Box((0,), (5,))]) == "box at (0,) of shape (5,) lies outside a tensor of shape (4,)"
     assert "outside" in (tiling_fault((4,), [Box((0, 0), (2, 2))]) or "")
