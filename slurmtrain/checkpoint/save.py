@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from slurmtrain.atomic import Disk
 from slurmtrain.boxes import Box
 from slurmtrain.checkpoint.group import Failure, Group, captured, on_rank_0, reason_of
 from slurmtrain.checkpoint.h5 import RankFileWriter, rank_file_name
@@ -17,9 +16,9 @@ from slurmtrain.clock import Clock
 from slurmtrain.errors import CheckpointError
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.commit import OwnerCheck, discard, open_staging, publish
-from slurmtrain.store.listing import steps_present
 from slurmtrain.store.manifest import FileSum, Manifest, StoredBox, TensorEntry
-from slurmtrain.store.retention import remove, to_remove
+from slurmtrain.store.retention import RetentionPolicy, retain
+from slurmtrain.syscalls import SYSTEM, Syscalls
 from slurmtrain.units import counted
 
 
@@ -68,7 +67,16 @@ class RankReport:
 
 
 def save_pieces(
-    run: RunDir, pieces: Iterable[Piece], header: Header, *, group: Group, disk: Disk, owner_check: OwnerCheck, keep: int, clock: Clock
+    run: RunDir,
+    pieces: Iterable[Piece],
+    header: Header,
+    *,
+    group: Group,
+    disk: object = None,  # noqa: ARG001
+    calls: Syscalls = SYSTEM,
+    owner_check: OwnerCheck,
+    keep: int,
+    clock: Clock,
 ) -> SaveResult:
     """Save the pieces of all ranks as the checkpoint of `header.step`; called by every rank, `header` equal on all.
 
@@ -76,7 +84,7 @@ def save_pieces(
     written again. Raises on all ranks alike: OwnershipError, or CheckpointError naming the rank and the reason.
     """
     start = clock.monotonic()
-    staging = on_rank_0(group, lambda: open_staging(run, header.step, header.attempt, owner_check))
+    staging = on_rank_0(group, lambda: open_staging(run, header.step, header.attempt, owner_check, calls=calls))
     if staging is None:
         return SaveResult(clock.monotonic() - start, 0, (f"step {header.step} is there already and verifies",))
     report = captured(lambda: write_rank_file(staging, group.rank, pieces))
@@ -85,13 +93,13 @@ def save_pieces(
     def conclude() -> tuple[int, list[str]]:
         try:
             manifest = assemble(header, reports or [])
-            publish(run, staging, manifest, disk, owner_check)
+            publish(run, staging, manifest, owner_check, calls=calls)
         except BaseException as error:
-            discard(staging)
+            discard(staging, calls)
             if isinstance(error, OSError):
                 raise CheckpointError(f"checkpoint of step {header.step} not saved: {reason_of(error)}") from error
             raise
-        return manifest.total_bytes, _retain(run, keep, header.step)
+        return manifest.total_bytes, retain(run, RetentionPolicy(keep), header.step, calls=calls, clock=clock)
 
     total, notes = on_rank_0(group, conclude)
     return SaveResult(clock.monotonic() - start, total, tuple(notes))
@@ -141,11 +149,3 @@ def assemble(header: Header, reports: Sequence[RankReport | Failure]) -> Manifes
     tensors = {name: TensorEntry(shape, dtype, tuple(boxes.get(name, ()))) for name, (shape, dtype) in kinds.items()}
     files = {one.file: one.sums for one in whole}
     return Manifest(header.step, header.attempt, header.tokens, header.layout, files, tensors, header.state)
-
-
-def _retain(run: RunDir, keep: int, durable: int) -> list[str]:
-    """Apply retention after a save; trouble with old checkpoints is told, never raised: the new one is durable."""
-    try:
-        return remove(run, to_remove(steps_present(run.checkpoints), keep, durable))
-    except OSError as error:
-        return [reason_of(error)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 from slurmtrain.errors import CheckpointError, CorruptCheckpointError
 from slurmtrain.rundir import checkpoint_step
 from slurmtrain.store.manifest import Manifest
-from slurmtrain.store.verify import index_problems, read_manifest, size_problems, sum_problems
+from slurmtrain.store.verify import cheap_problems, read_manifest, size_problems, sum_problems
 
 SumCheck = Callable[[Path, Manifest], list[str]]
-"""Problems that reading the bytes brings to light; `checkpoint.state` spreads the reading over all ranks."""
+"""Problems that reading the bytes brings to light."""
+
+LOOKS = 3
 
 
 @dataclass(frozen=True)
@@ -27,35 +30,46 @@ class Found:
 
 def steps_present(checkpoints_dir: Path) -> list[int]:
     """Steps of the published checkpoints, ascending; empty where there is no folder. Raises OSError."""
-    try:
-        names = [path.name for path in checkpoints_dir.iterdir()]
-    except FileNotFoundError:
-        return []
-    return sorted(step for name in names if (step := checkpoint_step(name)) is not None)
+    return [step for step, _ in reversed(folders_present(checkpoints_dir))]
 
 
 def folders_present(checkpoints_dir: Path) -> list[tuple[int, Path]]:
-    """(step, folder) of the published checkpoints, newest first."""
-    names = {checkpoint_step(path.name): path for path in checkpoints_dir.iterdir()} if checkpoints_dir.is_dir() else {}
-    return [(step, names[step]) for step in reversed(steps_present(checkpoints_dir))]
+    """(step, folder) of the published checkpoints, newest first; empty where there is no folder. Raises OSError."""
+    try:
+        names = [entry.name for entry in os.scandir(checkpoints_dir)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(((step, checkpoints_dir / name) for name in names if (step := checkpoint_step(name)) is not None), reverse=True)
 
 
-def newest_verified(checkpoints_dir: Path, sum_check: SumCheck = sum_problems) -> Found | None:
+def newest_verified(checkpoints_dir: Path, check: SumCheck = sum_problems) -> Found | None:
     """The newest checkpoint that verifies, and what was passed over; None where there is no checkpoint at all.
 
-    Raises CorruptCheckpointError where there are checkpoints and none verifies: to start from nothing is a person's decision.
+    Looks again where one went while it looked (a run that trains on has removed it, and made newer ones). Raises
+    CorruptCheckpointError where there are checkpoints and none verifies: to start from nothing is a person's decision; OSError where
+    the folder cannot be read.
     """
     passed_over: list[tuple[int, str]] = []
-    for step, folder in folders_present(checkpoints_dir):
-        try:
-            manifest = read_manifest(folder)
-        except CheckpointError as error:
-            passed_over.append((step, str(error)))
-            continue
-        problems = index_problems(folder, manifest) or size_problems(folder, manifest) or sum_check(folder, manifest)
-        if not problems:
-            return Found(step, folder, manifest, tuple(passed_over))
-        passed_over.append((step, summary(problems)))
+    gone: list[int] = []
+    for _ in range(LOOKS):
+        passed_over, gone = [], []
+        for step, folder in folders_present(checkpoints_dir):
+            try:
+                manifest = read_manifest(folder)
+                problems = cheap_problems(folder, manifest) or check(folder, manifest)
+            except CheckpointError as error:
+                problems = [str(error)]
+            else:
+                if not problems:
+                    return Found(step, folder, manifest, tuple(passed_over))
+            if os.path.lexists(folder):
+                passed_over.append((step, summary(problems)))
+            else:
+                gone.append(step)
+        if not gone:
+            break
+    if gone and not passed_over:
+        raise CheckpointError(f"{checkpoints_dir}: step {gone[0]} and those before it went while they were looked at: try again")
     if passed_over:
         reasons = "; ".join(f"step {step}: {why}" for step, why in passed_over)
         raise CorruptCheckpointError(

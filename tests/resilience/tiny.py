@@ -95,7 +95,7 @@ class Rank:
             (staging / "rank-00000.h5").write_bytes(b"x" * 64)
             time.sleep(self.behaviour.get("save_s", 0))
             files = {"rank-00000.h5": sums_of(staging / "rank-00000.h5")}
-            publish(self.run, staging, Manifest(self.step, self.number, self.step, {}, files, {}), SystemDisk(), lambda: None)
+            publish(self.run, staging, Manifest(self.step, self.number, self.step, {}, files, {}), lambda: None)
         self.emit("save", step=self.step, seconds=time.monotonic() - start, bytes=64)
 
     def agree(self, kind: str, reason: str = "") -> None:
