@@ -13,6 +13,7 @@
       OwnershipError                this run belongs to another job or attempt
       CheckpointError               a checkpoint cannot be written or read
         CorruptCheckpointError      bytes on disk are not the bytes that were written
+          UnreadableCheckpointError the system does not let them be read: another day it may
       DataError                     a token file is missing, short or damaged
       NonFiniteError                the loss or the gradient norm is not a finite number
 
@@ -100,6 +101,10 @@ class CheckpointError(SlurmtrainError):
 
 class CorruptCheckpointError(CheckpointError):
     """Bytes on disk are not the bytes that were written."""
+
+
+class UnreadableCheckpointError(CorruptCheckpointError):
+    """The system does not let the bytes be read: no permission, or the file system fails. Another day it may."""
 
 
 class DataError(SlurmtrainError):

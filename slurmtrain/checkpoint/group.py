@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from slurmtrain.errors import CheckpointError, CorruptCheckpointError, OwnershipError, SlurmtrainError, one_line
+from slurmtrain import errors
+from slurmtrain.errors import CheckpointError, SlurmtrainError, one_line
 
 T = TypeVar("T")
 
@@ -56,14 +57,19 @@ class SoloGroup:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error on its way to other ranks: one line, and which of the errors that a checkpoint can have."""
+    """An error on its way to other ranks: one line, and which of our errors it is (the name of its class)."""
 
     message: str
     kind: str
 
     def error(self) -> SlurmtrainError:
-        kinds = {kind.__name__: kind for kind in (OwnershipError, CorruptCheckpointError)}
-        return kinds.get(self.kind, CheckpointError)(self.message)
+        return self.type(self.message)
+
+    @property
+    def type(self) -> type[SlurmtrainError]:
+        """CheckpointError for what is no error of ours."""
+        found = getattr(errors, self.kind, None)
+        return found if isinstance(found, type) and issubclass(found, SlurmtrainError) else CheckpointError
 
 
 def captured(deed: Callable[[], T]) -> T | Failure:
@@ -75,7 +81,7 @@ def captured(deed: Callable[[], T]) -> T | Failure:
 
 
 def on_rank_0(group: Group, deed: Callable[[], T]) -> T:
-    """Do it on rank 0; every rank gets what it gave back, or raises its error (OwnershipError, CheckpointError or its kind)."""
+    """Do it on rank 0; every rank gets what it gave back, or raises its error (its kind, where it is ours; else CheckpointError)."""
     outcome = group.broadcast(captured(deed) if group.rank == 0 else None)
     if isinstance(outcome, Failure):
         raise outcome.error()

@@ -1,23 +1,37 @@
-"""Finding and loading, on numpy arrays: the newest checkpoint that verifies, and boxes wanted by intersection with boxes stored."""
+"""Loading, on numpy arrays: parts of tensors wanted are cut with boxes stored, and filled in the order in which their bytes lie.
+
+Some threads take chunks of files one after another: while one waits for the disk, another sums and moves what it has. They hold no
+memory but a block each; what is wanted goes straight to its target.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
+from threading import Event, Lock, Thread
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from slurmtrain.boxes import Part, intersect
+from slurmtrain.boxes import Box, Part, contains, intersect, tiling_fault, whole
+from slurmtrain.checkpoint.dtypes import carrier
 from slurmtrain.checkpoint.group import Failure, Group, captured
-from slurmtrain.checkpoint.h5 import RankFileReader
-from slurmtrain.errors import CheckpointError
+from slurmtrain.checkpoint.located import located
+from slurmtrain.checkpoint.reading import BLOCK_BYTES, FileReader, Strip, deliver, strips_of
+from slurmtrain.errors import CheckpointError, CorruptCheckpointError
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.listing import Found, newest_verified
-from slurmtrain.store.manifest import MANIFEST_NAME, Manifest, TensorEntry
-from slurmtrain.store.verify import sum_problems
+from slurmtrain.store.manifest import MANIFEST_NAME, Manifest, StoredBox, Tensors
+from slurmtrain.store.verify import Policy, sum_problems
 
 OPEN_FILES = 64
+THREADS = 2
+"""Enough to read and sum at once; the ranks of a node have its cores together."""
+KEPT_CHUNKS = 2
+NAMES_SHOWN = 3
 
 
 def find_checkpoint(run: RunDir, group: Group) -> Found | None:
@@ -56,56 +70,225 @@ def _share(folder: Path, manifest: Manifest, group: Group) -> list[str]:
     return [f"rank {group.rank}: {problems.message}"] if isinstance(problems, Failure) else problems
 
 
-class PartReader:
-    """Fills arrays with parts of global tensors from a checkpoint; keeps some files open between calls."""
+class Wish(NamedTuple):
+    """A part of a tensor that is wanted: `target` has the shape of the part's box, any strides, and the carrier type of `dtype`."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder, self.manifest = folder, manifest
-        self._open: dict[str, RankFileReader] = {}
+    part: Part
+    dtype: str
+    target: np.ndarray
+
+
+class _Task(NamedTuple):
+    """A chunk of a file, and what is wanted of it."""
+
+    file: str
+    chunk: int
+    strips: list[Strip]
+
+
+class PartReader:
+    """Fills arrays with parts of global tensors from a checkpoint.
+
+    `turn`: (number, count) of those that read the same checkpoint at the same time: each begins elsewhere. Errors name tensor and file:
+    CheckpointError (no such tensor; another shape or type), CorruptCheckpointError (not what was written, or not to be read: then
+    targets may have been changed).
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, policy: Policy = "full", turn: tuple[int, int] = (0, 1)) -> None:
+        self.folder, self.manifest = folder, located(folder, manifest)
+        self._policy, self._turn = policy, turn
+        self._open: dict[str, FileReader] = {}
+        self._users: dict[str, int] = {}
+        self._lock = Lock()
+        self._kept: dict[tuple[str, int], np.ndarray] = {}
 
     def fill(self, part: Part, dtype: str, target: np.ndarray) -> None:
-        """Read the part's box into `target` (of the box's shape, any strides, carrier type of `dtype`).
+        """Fill one array. Of chunks that hold more than is wanted the last few are kept: small tensors may come one by one."""
+        tasks = self._tasks([Wish(part, dtype, target)])
+        if not tasks or target.nbytes > self.manifest.chunk_bytes // 2 or self._policy == "sizes":
+            self._run(tasks)
+            return
+        for task in tasks:
+            with self._naming(task):
+                low, _ = self._reader(task.file).range_of(task.chunk)
+                deliver(task.strips, self._chunk(task.file, task.chunk), low)
 
-        Raises CheckpointError, naming tensor and file, for a name that is not there, another global shape or type, and bytes that
-        cannot be read; CorruptCheckpointError where the file is not what the manifest says.
-        """
-        entry = self._entry(part, dtype)
-        missing = part.box.volume
-        for stored in entry.boxes:
-            common = intersect(stored.box, part.box)
+    def fill_all(self, wishes: Iterable[Wish]) -> None:
+        """Fill many arrays, reading each chunk once. Wishes may ask for the same bytes."""
+        self._run(self._tasks(wishes))
+
+    def close(self) -> None:
+        for reader in self._open.values():
+            reader.close()
+        self._open.clear()
+        self._kept.clear()
+
+    def _tasks(self, wishes: Iterable[Wish]) -> list[_Task]:
+        """What is to be read for the wishes, in the order of the files and their chunks."""
+        files, tensors = self.manifest.files, self.manifest.tensors
+        found: dict[str, list[Strip]] = {name: [] for name in files}
+        quick = tensors if isinstance(tensors, Tensors) else None
+        for part, dtype, target in wishes:
+            assert target.shape == part.box.shape, (part, target.shape)
+            assert target.dtype == carrier(dtype), (part, target.dtype, dtype)
+            size = target.nbytes
+            if quick is not None and part.box.shape == part.global_shape and target.flags.c_contiguous and size:
+                place = quick.sole(part.name, part.global_shape, dtype)
+                if place is not None and place[1] + size <= files[place[0]].size:
+                    found[place[0]].append(Strip(place[1], place[1] + size, target.data.cast("B")))
+                    continue
+            for file, strip in self._strips(part, dtype, target):
+                found[file].append(strip)
+        return [_Task(file, chunk, strips) for file, all_ in found.items() for chunk, strips in _by_chunk(all_, self.manifest.chunk_bytes)]
+
+    def _strips(self, part: Part, dtype: str, target: np.ndarray) -> Iterator[tuple[str, Strip]]:
+        self._check_kind(part, dtype)
+        if not part.box.volume:
+            return
+        box, commons = part.box, []
+        for stored in self._near(part):
+            common = intersect(stored.box, box)
             if common is None:
                 continue
-            place = tuple(slice(a, b) for a, b in common.within(part.box))
-            try:
-                self._file(stored.file).read(stored, common, dtype, target[place] if place else target)
-            except CheckpointError as error:
-                raise type(error)(f"{part.name}: {error}") from error
-            missing -= common.volume
-        if missing:
-            raise CheckpointError(f"{part.name}: {missing} elements of the box at {part.box.offset} are in no file of {self.folder}")
+            commons.append(Box(tuple(a - b for a, b in zip(common.offset, box.offset, strict=True)), common.shape))
+            end, size = (stored.at or 0) + stored.box.volume * target.itemsize, self.manifest.files[stored.file].size
+            if stored.at is None or end > size:
+                raise CorruptCheckpointError(f"{part.name}: its bytes end at {end} of {self.folder / stored.file}, which has {size}")
+            place = tuple(slice(a, b) for a, b in common.within(box))
+            for strip in _strips_of(stored, common, target[place] if place else target.reshape(1)):
+                yield stored.file, strip
+        if (len(commons) != 1 or commons[0].volume != box.volume) and (fault := tiling_fault(box.shape, commons)):
+            raise CorruptCheckpointError(f"{part.name}: of the part at {box.offset} in {self.folder}: {fault}")
 
-    def _entry(self, part: Part, dtype: str) -> TensorEntry:
-        where = self.folder / MANIFEST_NAME
-        entry = self.manifest.tensors.get(part.name)
-        if entry is None:
-            raise CheckpointError(f"{part.name}: not in {where}, which holds {len(self.manifest.tensors)} tensors")
-        if entry.shape != part.global_shape:
-            raise CheckpointError(f"{part.name}: shape {entry.shape} in {where}, {part.global_shape} in this model")
-        if entry.dtype != dtype:
-            raise CheckpointError(f"{part.name}: {entry.dtype} in {where}, {dtype} in this model")
-        return entry
+    def _check_kind(self, part: Part, dtype: str) -> None:
+        where, tensors = self.folder / MANIFEST_NAME, self.manifest.tensors
+        if part.name not in tensors:
+            raise CheckpointError(f"{part.name}: not in {where}, which holds {len(tensors)} tensors")
+        shape, kind = tensors.kind(part.name) if isinstance(tensors, Tensors) else (tensors[part.name].shape, tensors[part.name].dtype)
+        if shape != part.global_shape:
+            raise CheckpointError(f"{part.name}: shape {shape} in {where}, {part.global_shape} in this model")
+        if kind != dtype:
+            raise CheckpointError(f"{part.name}: {kind} in {where}, {dtype} in this model")
 
-    def _file(self, name: str) -> RankFileReader:
-        if name not in self._open:
-            if len(self._open) >= OPEN_FILES:
-                self._open.pop(next(iter(self._open))).close()
-            self._open[name] = RankFileReader(self.folder / name)
-        return self._open[name]
+    def _near(self, part: Part) -> Iterator[StoredBox]:
+        """The boxes that share elements with the part, and maybe more; as many dims as it."""
+        tensors = self.manifest.tensors
+        for one in tensors.near(part.name, part.box) if isinstance(tensors, Tensors) else tensors[part.name].boxes:
+            if len(one.box.shape) != len(part.global_shape) or not contains(whole(part.global_shape), one.box):
+                raise CorruptCheckpointError(f"{part.name}: a box at {one.box.offset} of shape {one.box.shape} in {part.global_shape}")
+            yield one
+
+    def _run(self, tasks: Sequence[_Task]) -> None:
+        number, count = self._turn
+        begin = len(tasks) * number // count
+        with self._lock:
+            for task in tasks:
+                self._users[task.file] = self._users.get(task.file, 0) + 1
+        todo, failed, halt = iter(enumerate([*tasks[begin:], *tasks[:begin]])), list[tuple[int, Exception]](), Event()
+
+        def work() -> None:
+            scratch = np.empty(BLOCK_BYTES, np.uint8)
+            while not halt.is_set() and (one := next(todo, None)) is not None:
+                try:
+                    self._do(one[1], scratch)
+                except Exception as error:  # noqa: BLE001 raised below
+                    failed.append((one[0], error))
+                    halt.set()
+
+        helpers = [Thread(target=work, name="checkpoint-reader") for _ in range(min(THREADS, len(tasks)) - 1)]
+        try:
+            for one in helpers:
+                one.start()
+            work()
+        finally:
+            halt.set()  # all tasks are taken, or nobody wants them any more
+            for one in helpers:
+                one.join()
+            self._users.clear()
+        if failed:
+            raise min(failed, key=lambda pair: pair[0])[1]
+
+    def _do(self, task: _Task, scratch: np.ndarray) -> None:
+        with self._naming(task):
+            self._reader(task.file).read(task.chunk, task.strips, scratch)
+        with self._lock:
+            self._users[task.file] -= 1
+
+    def _chunk(self, file: str, chunk: int) -> np.ndarray:
+        """All bytes of a chunk, read now or one of the last times."""
+        key = (file, chunk)
+        if key not in self._kept:
+            if len(self._kept) >= KEPT_CHUNKS:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = self._reader(file).whole(chunk)
+        return self._kept[key]
+
+    def _reader(self, file: str) -> FileReader:
+        with self._lock:
+            if file not in self._open:
+                idle = [name for name in self._open if not self._users.get(name)]
+                for name in idle[: len(self._open) - OPEN_FILES + 1]:
+                    self._open.pop(name).close()
+                manifest = self.manifest
+                self._open[file] = FileReader(self.folder / file, manifest.files[file], manifest.chunk_bytes, self._policy)
+            return self._open[file]
+
+    @contextmanager
+    def _naming(self, task: _Task) -> Iterator[None]:
+        """Errors within name the tensors that lie in the task's chunk."""
+        try:
+            yield
+        except CheckpointError as error:
+            names = tensors_in(self.manifest, task.file, task.chunk)
+            more = f" (and {len(names) - NAMES_SHOWN} more)" if len(names) > NAMES_SHOWN else ""
+            raise type(error)(f"{', '.join(names[:NAMES_SHOWN])}{more}: {error}") from error
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for reader in self._open.values():
-            reader.close()
-        self._open.clear()
+        self.close()
+
+
+def tensors_in(manifest: Manifest, file: str, chunk: int) -> list[str]:
+    """Names of the tensors that have bytes in a chunk of a file, in their order there."""
+    low, high = chunk * manifest.chunk_bytes, (chunk + 1) * manifest.chunk_bytes
+    found: list[tuple[int, str]] = []
+    for name in manifest.tensors:
+        try:
+            entry = manifest.tensors[name]
+            width = carrier(entry.dtype).itemsize
+        except CheckpointError:
+            continue  # what is wrong with it is told when it is wanted
+        here = [(one.at, one.at + one.box.volume * width) for one in entry.boxes if one.file == file and one.at is not None]
+        found += [(start, name) for start, stop in here if start < high and stop > low]
+    return [name for _, name in sorted(found)]
+
+
+def _by_chunk(strips: list[Strip], chunk_bytes: int) -> Iterator[tuple[int, list[Strip]]]:
+    """(number, strips with bytes in it) of each chunk that has any; both ascending."""
+    strips.sort(key=itemgetter(0))
+    table: dict[int, list[Strip]] = {}
+    for strip in strips:
+        first, last = strip.first // chunk_bytes, (strip.last - 1) // chunk_bytes
+        for chunk in range(first, last + 1):
+            table.setdefault(chunk, []).append(strip)
+    yield from sorted(table.items(), key=itemgetter(0))
+
+
+def _strips_of(stored: StoredBox, common: Box, target: np.ndarray) -> Iterator[Strip]:
+    """The strips that fill `target` (one dim at least) with a box that lies inside a stored one."""
+    assert stored.at is not None
+    width, shape = target.itemsize, stored.box.shape
+    begin = [a - b for a, b in zip(common.offset, stored.box.offset, strict=True)]
+    if not stored.panel:
+        strides = [width] * max(1, len(shape))
+        for dim in range(len(shape) - 1, 0, -1):
+            strides[dim - 1] = strides[dim] * shape[dim]
+        yield from strips_of(stored.at + sum(a * b for a, b in zip(begin, strides, strict=False)), tuple(strides), target)
+        return
+    rows, panel, (top, left), stop = shape[0], stored.panel, begin, begin[1] + common.shape[1]
+    for edge in range(left // panel * panel, stop, panel):
+        low, high = max(left, edge), min(stop, edge + panel)
+        first = stored.at + (edge * rows + top * panel + low - edge) * width
+        yield from strips_of(first, (panel * width, width), target[:, low - left : high - left])

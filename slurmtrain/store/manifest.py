@@ -30,7 +30,7 @@ from typing import Any
 
 import xxhash
 
-from slurmtrain.boxes import Box
+from slurmtrain.boxes import Box, intersect
 from slurmtrain.errors import CheckpointError, CorruptCheckpointError
 
 MANIFEST_NAME = "manifest.json"
@@ -41,6 +41,8 @@ _KEYS = {1: _KEYS_1, 2: _KEYS_1 | {"t"}}
 _SEAL = re.compile(rb',"xxh3_64":"([0-9a-f]{16})"\}\n')
 _SEAL_BYTES = len(b',"xxh3_64":"0123456789abcdef"}\n')
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_WRONG = (LookupError, TypeError, ValueError, AssertionError, AttributeError)
+"""What a value raises that is not of the form it should be."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,53 @@ class Tensors(Mapping[str, TensorEntry]):
 
     def __init__(self, raw: dict[str, Any], files: Mapping[str, FileSum], version: int, where: str) -> None:
         self.raw, self._files, self._names = raw, files, tuple(files)
-        self._version, self._where = version, where
+        self.version, self._where = version, where
         self._seen: dict[str, TensorEntry] = {}
 
     def __getitem__(self, name: str) -> TensorEntry:
         if name not in self._seen:
             self._seen[name] = self._decoded(name, self.raw[name])
         return self._seen[name]
+
+    def kind(self, name: str) -> tuple[tuple[int, ...], str]:
+        """Shape and element type of a tensor, its boxes not looked at. Raises KeyError, CorruptCheckpointError."""
+        raw = self.raw[name]
+        try:
+            dtype, shape = (raw["dtype"], raw["shape"]) if self.version == 1 else (raw[0], raw[1])
+            return _ints(shape), _text(dtype)
+        except _WRONG as error:
+            raise self._corrupt(name, error) from error
+
+    def near(self, name: str, box: Box) -> tuple[StoredBox, ...]:
+        """The boxes of a tensor that share elements with `box`; of thousands the others cost little.
+
+        Raises KeyError, CorruptCheckpointError.
+        """
+        raw = self.raw[name]
+        try:
+            if self.version == 1 or name in self._seen:
+                return tuple(one for one in self[name].boxes if intersect(one.box, box) is not None)
+            rows = raw[2]
+            for dim, (start, extent) in enumerate(zip(box.offset, box.shape, strict=True)):
+                stop = start + extent
+                rows = [row for row in rows if row[5][dim] < stop and row[5][dim] + row[6][dim] > start]
+            return tuple(_box_2(row, self._names) for row in rows)
+        except _WRONG as error:
+            raise self._corrupt(name, error) from error
+
+    def sole(self, name: str, shape: tuple[int, ...], dtype: str) -> tuple[str, int] | None:
+        """File and byte of a tensor of this shape and type that lies in one box, in row-major order; None for any other, or none.
+
+        A checkpoint may have 100,000 small tensors: this is `near` without the cost of a `StoredBox`.
+        """
+        try:
+            have, sizes, ((number, _, _, at, panel, offset, extents),) = self.raw[name]
+            plain = have == dtype and tuple(sizes) == tuple(extents) == shape and not panel and not any(offset)
+            if plain and type(at) is int and type(number) is int and at >= 0 <= number and len(offset) == len(shape):
+                return self._names[number], at
+        except (KeyError, IndexError, TypeError, ValueError):  # `near` has words for it
+            return None
+        return None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.raw)
@@ -105,9 +147,12 @@ class Tensors(Mapping[str, TensorEntry]):
 
     def _decoded(self, name: str, raw: Any) -> TensorEntry:
         try:
-            return _entry_1(raw, self._files) if self._version == 1 else _entry_2(raw, self._names)
-        except (KeyError, TypeError, ValueError, AssertionError, AttributeError) as error:
-            raise CorruptCheckpointError(f"{self._where}: {name}: not an entry of the index: {type(error).__name__}: {error}") from error
+            return _entry_1(raw, self._files) if self.version == 1 else _entry_2(raw, self._names)
+        except _WRONG as error:
+            raise self._corrupt(name, error) from error
+
+    def _corrupt(self, name: str, error: Exception) -> CorruptCheckpointError:
+        return CorruptCheckpointError(f"{self._where}: {name}: not an entry of the index: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
@@ -159,7 +204,7 @@ class Manifest:
         raw = _unseal(data, where)
         try:
             return _manifest_from_raw(raw, where)
-        except (KeyError, TypeError, ValueError, AssertionError, AttributeError) as error:
+        except _WRONG as error:
             raise CorruptCheckpointError(f"{where}: not a manifest: {type(error).__name__}: {error}") from error
 
 
@@ -168,7 +213,7 @@ def _unseal(data: bytes, where: str) -> dict[str, Any]:
     seal = _SEAL.fullmatch(data[-_SEAL_BYTES:])
     try:
         raw = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"{where}: {len(data)} bytes that are not JSON: {error}") from error
     version = raw.get("v") if isinstance(raw, dict) else None
     if type(version) is int and version > MANIFEST_VERSION:
