@@ -1,4 +1,7 @@
-"""The command that goes on with a run: the words that began it and --resume, so that no --set of theirs is lost."""
+"""The command that goes on with a run: the words that began it and --resume, so that no --set of theirs is lost.
+
+What was said once and for all is left out: from which step, from which other run.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from slurmtrain.cli.options import words
 from slurmtrain.rundir import RunDir
 
 _BEGINS = ("submit", "run")
-_DROPPED = frozenset({"--resume", "--dry-run", "--parsable"})
+_DROPPED = frozenset({"--dry-run", "--parsable"})
+_WITH_VALUE = frozenset({"--prepare", "--from"})
 
 
 def again(run: RunDir, *, here: Path, root: bool) -> str | None:
@@ -23,9 +28,9 @@ def again(run: RunDir, *, here: Path, root: bool) -> str | None:
         request = json.loads(run.request_json.read_bytes())
         argv, cwd = list(request["submitter"]["argv"]), Path(request["submitter"]["cwd"])
         if argv[1] in _BEGINS and request["name"] == run.name and cwd.is_dir():
-            words = resume_words(argv[1:], root=str(run.path.parent) if root else "")
+            typed = resume_words(argv[1:], root=str(run.path.parent) if root else "")
             away = "" if here == cwd else f"cd {shlex.quote(str(cwd))} && "
-            return away + shlex.join(["slurmtrain", *words])
+            return away + shlex.join(["slurmtrain", *typed])
     return None
 
 
@@ -35,16 +40,15 @@ def resume_words(argv: Sequence[str], *, root: str = "") -> list[str]:
     >>> resume_words(["submit", "a.toml", "--set", "x=1", "--", "-v"])
     ['submit', 'a.toml', '--set', 'x=1', '--resume', '--', '-v']
     """
-    words = list(argv)
-    cut = words.index("--") if "--" in words else len(words)
-    own = list(_kept(words[:cut]))
+    cut = argv.index("--") if "--" in argv else len(argv)
+    own = list(_kept(argv[:cut]))
     named = any(word == "--root" or word.startswith("--root=") for word in own)
-    return [*own, *([] if named or not root else ["--root", root]), "--resume", *words[cut:]]
+    return [*own, *([] if named or not root else ["--root", root]), "--resume", *argv[cut:]]
 
 
-def _kept(words: Sequence[str]) -> Iterator[str]:
+def _kept(said: Sequence[str]) -> Iterator[str]:
     skip = False
-    for word in words:
-        if not skip and word != "--prepare" and word not in _DROPPED:
+    for word in words(said):
+        if not skip and word not in _WITH_VALUE | _DROPPED and not word.startswith(("--resume=", "--from=", "--prepare=")):
             yield word
-        skip = word == "--prepare"
+        skip = word in _WITH_VALUE

@@ -37,7 +37,10 @@ from slurmtrain.telemetry.history import whoami
 
 @dataclass(frozen=True)
 class Wish:
-    """What a command line says. `values`: options by name, as in `KEYS`; `passthrough`: words after `--`; `argv`: for the record."""
+    """What a command line says.
+
+    `values`: options by name, as in `KEYS`; `passthrough`: words after `--`; `argv`: for the record; `branch`: RUN@STEP of --from.
+    """
 
     job_file: Path
     values: Mapping[str, object] = field(default_factory=dict)
@@ -48,6 +51,7 @@ class Wish:
     root: Path | None = None
     passthrough: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
+    branch: str | None = None
 
     def options(self) -> dict[str, object]:
         """By the keys of the job file."""
@@ -141,6 +145,7 @@ def prepare_words(wish: Wish, made: Draft, python: str, env: Mapping[str, str]) 
     words += [f"--set={text}" for text in wish.sets]
     words += [f"--include={os.path.abspath(path)}" for path in wish.include]  # noqa: PTH100
     words += ["--live"] if wish.live else []
+    words += [f"--from={wish.branch}"] if wish.branch is not None else []
     words += ["--prepare", digest(made.job, made.site, made.plan)]
     return (*words, "--", *wish.passthrough) if wish.passthrough else tuple(words)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+Resume = int | Literal["newest", "none"]
+"""Where a run goes on: from the checkpoint of a step, the newest, or none of them."""
+_RESUME = re.compile(r"[0-9]{1,18}|none|newest")
 
 ROOT_HELP = "Folder of the runs [default: $SLURMTRAIN_ROOT, then the site's]."
 
@@ -27,6 +32,37 @@ def _option(*names: str, metavar: str, text: str) -> Callable[[F], F]:
     return click.option(*names, default=None, metavar=metavar, help=text)
 
 
+def _resume(ctx: click.Context, param: click.Parameter, value: str | None) -> Resume | None:
+    if value is None or value in ("newest", "none"):
+        return value  # type: ignore[return-value]  # the words of Resume
+    if not _RESUME.fullmatch(value):
+        problem = f"{value!r} is no step: --resume goes on from the newest checkpoint, --resume 1200 from that one"
+        raise click.BadParameter(problem, ctx, param)
+    return int(value)
+
+
+class ResumeCommand(click.Command):
+    """A command with --resume, whose value may be left out: a word behind it that is no step is not its value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, words(args))
+
+
+def words(args: Sequence[str]) -> list[str]:
+    """A command line in which --resume has its value; what stands behind `--` is left alone.
+
+    >>> words(["--resume", "job.toml"]), words(["--resume", "12", "job.toml"]), words(["job.toml", "--resume", "--", "--resume"])
+    (['--resume=newest', 'job.toml'], ['--resume=12', 'job.toml'], ['job.toml', '--resume=newest', '--', '--resume'])
+    """
+    found, rest = [], list(args)
+    while rest and rest[0] != "--":
+        word = rest.pop(0)
+        if word == "--resume":
+            word = f"--resume={rest.pop(0) if rest and _RESUME.fullmatch(rest[0]) else 'newest'}"
+        found.append(word)
+    return found + rest
+
+
 JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _option("-N", "--nodes", metavar="N", text="Nodes that the world uses; 8-10 means 8 and 2 spares."),
     click.option("--spares", type=int, default=None, metavar="N", help="Nodes kept ready beside those."),
@@ -40,7 +76,16 @@ JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--include", multiple=True, type=click.Path(path_type=Path), metavar="PATH", help="Copy this into the run's code too; repeatable."
     ),
     click.option("--live", is_flag=True, help="Run the code where it is, not a copy."),
-    click.option("--resume", is_flag=True, help="Go on with the run of this name."),
+    click.option(
+        "--resume",
+        callback=_resume,
+        default=None,
+        metavar="[STEP|none]",
+        help="Go on with the run of this name: from the newest checkpoint, from STEP (newer ones are set aside), or from none.",
+    ),
+    click.option(
+        "--from", "branch", default=None, metavar="RUN[@STEP]", help="Begin with all of another run's checkpoint [default: its newest]."
+    ),
     root_option,
 )
 """Of `submit` and `run`."""

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+
+import click
 
 from slurmtrain.cli.assemble import Draft
 from slurmtrain.cli.doors import Doors
+from slurmtrain.cli.start import Start
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.launch.prepare import RunContents, create_run, discard_run, renew_run
+from slurmtrain.rundir import RunDir
+from slurmtrain.store.aside import put_back, set_aside
+from slurmtrain.store.origin import hold, let_go
 
 Undo = Callable[[], None]
 
 
-def publish(made: Draft, contents: RunContents, doors: Doors, *, resume: bool) -> Undo:
-    """Make the run folder, or renew it; gives back what takes a new one away again. Raises SlurmtrainError."""
-    if resume:
-        renew_run(made.run, contents, doors.disk)
-        return lambda: None
-    root = made.run.path.parent
-    new_root = _make_root(root)
-    try:
-        create_run(made.run, contents, doors.disk)
-    except BaseException:
-        _remove_root(root, new=new_root)
-        raise
-
-    def undo() -> None:
-        discard_run(made.run)
-        _remove_root(root, new=new_root)
-
+def publish(made: Draft, contents: RunContents, doors: Doors, start: Start) -> Undo:
+    """Make the run folder, or renew it; gives back what takes a new one away again, and puts checkpoints back. Raises SlurmtrainError."""
+    undo = _renew(made, contents, doors, start) if start.resume else _create(made, contents, doors, start)
+    if start.origin is not None and (note := hold(start.origin, made.run)):
+        click.echo(f"warning: {note}", err=True)
     return undo
 
 
@@ -38,6 +33,52 @@ def take_back(undo: Undo) -> None:
     """Undo, as far as the disk lets us: the reason for it is what the user must read."""
     with suppress(OSError):
         undo()
+
+
+def _renew(made: Draft, contents: RunContents, doors: Doors, start: Start) -> Undo:
+    moved: list[tuple[int, Path]] = []
+
+    def undo() -> None:
+        for step, folder in moved:
+            put_back(made.run, step, folder)
+        if start.origin is not None:
+            let_go(start.origin, made.run)
+
+    try:
+        for step in start.behind:
+            moved.append((step, _set_aside(made.run, step, start.note.partition(";")[0])))  # noqa: PERF401 what is done counts on a failure
+        renew_run(made.run, contents, doors.disk)
+    except BaseException:
+        take_back(undo)
+        raise
+    if moved:
+        click.echo(f"set aside: {', '.join(folder.name for _, folder in moved)} in {made.run.checkpoints}", err=True)
+    return undo
+
+
+def _set_aside(run: RunDir, step: int, why: str) -> Path:
+    try:
+        return set_aside(run, step, why)
+    except OSError as error:
+        raise SlurmtrainError(f"{run.checkpoint(step)}: cannot be set aside: {error.strerror or error}: nothing was submitted") from None
+
+
+def _create(made: Draft, contents: RunContents, doors: Doors, start: Start) -> Undo:
+    root = made.run.path.parent
+    new_root = _make_root(root)
+    try:
+        create_run(made.run, replace(contents, origin=start.origin.to_json() if start.origin else None), doors.disk)
+    except BaseException:
+        _remove_root(root, new=new_root)
+        raise
+
+    def undo() -> None:
+        if start.origin is not None:
+            let_go(start.origin, made.run)
+        discard_run(made.run)
+        _remove_root(root, new=new_root)
+
+    return undo
 
 
 def _make_root(root: Path) -> bool:

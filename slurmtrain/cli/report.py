@@ -11,10 +11,12 @@ from typing import Any
 from slurmtrain.cli.again import again
 from slurmtrain.cli.facts import Seen, config_of
 from slurmtrain.config.job import JobConfig
+from slurmtrain.errors import CheckpointError
 from slurmtrain.resilience.lines import number
 from slurmtrain.rundir import RunDir
 from slurmtrain.slurm.hostlist import fold
 from slurmtrain.store.listing import newest_durable_step
+from slurmtrain.store.origin import read_origin
 from slurmtrain.telemetry.events import Event
 from slurmtrain.telemetry.reader import parse_lines
 from slurmtrain.units import format_count
@@ -28,7 +30,7 @@ _RECENT = 10
 @dataclass(frozen=True)
 class Report:
     """The keys of `status --json`, in their order. `evaluation`: name of a set to its newest `[step, loss]`; `skipped`: of the
-    `recent` newest steps.
+    `recent` newest steps; `origin`: the checkpoint of another run that this one began with, in words.
     """
 
     run: str
@@ -52,6 +54,7 @@ class Report:
     path: str = ""
     next: str = ""
     then: str = ""
+    origin: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {"v": 1, **self.__dict__, "nodes": list(self.nodes)}
@@ -85,6 +88,7 @@ def report(seen: Seen, *, word: str | None = None) -> Report:
         path=str(run.path),
         next=next_command(seen, word or run.name),
         then=resume_command(seen, word or run.name) if seen.state.state == "FAILED" else "",
+        origin=_origin(run),
     )
 
 
@@ -148,6 +152,14 @@ def _durable(run: RunDir) -> int | None:
         return None
 
 
+def _origin(run: RunDir) -> str:
+    try:
+        origin = read_origin(run)
+    except CheckpointError as error:
+        return str(error)
+    return "" if origin is None else str(origin)
+
+
 def _error(seen: Seen) -> str:
     return seen.state.reason if seen.state.state == "FAILED" else ""
 
@@ -177,6 +189,8 @@ def resume_command(seen: Seen, word: str) -> str:
 def lines(r: Report) -> Iterator[tuple[str, str]]:
     """(label, text) for people."""
     yield "run", f"{r.run}  ({r.path})"
+    if r.origin:
+        yield "origin", r.origin
     yield "state", f"{r.state}{f': {r.reason}' if r.reason else ''}"
     if r.job_id:
         yield "job", r.job_id

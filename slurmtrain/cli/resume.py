@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 
-import click
-
 from slurmtrain.cli.runs import is_run, jobs_of
+from slurmtrain.config.changes import Change, check_changes, differences, plain
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.stored import read_job
 from slurmtrain.errors import ConfigError, RunExistsError, RunNotFoundError
-from slurmtrain.launch.prepare import changes
 from slurmtrain.rundir import RunDir
 from slurmtrain.slurm.client import SlurmClient
-from slurmtrain.store.listing import newest_durable_step
 
 LOOK_BACK = 4
 """Newest jobs of a run that Slurm is asked about."""
@@ -46,16 +43,17 @@ def check_idle(run: RunDir, slurm: SlurmClient, *, own_job: str = "") -> None:
             raise RunExistsError(_busy(run, info.job_id, info.state))
 
 
-def changed(run: RunDir, job: JobConfig) -> list[str]:
-    """What the job says otherwise than the run; a person reads it before the job is submitted.
+def changed(run: RunDir, job: JobConfig, step: int | None, *, again: bool = False) -> list[Change]:
+    """What the job says otherwise than the run did.
 
-    Raises ConfigError for what a run cannot change, and for a last step that lies behind it.
+    `step`: of the checkpoint that it goes on from; `again`: steps that were made already are made anew. Raises ConfigError for what a
+    run cannot change, and for a last step that lies behind it.
     """
     before = read_job(run.job_json)
-    durable = newest_durable_step(run.checkpoints)
-    found = changes(before, job, durable_step=durable)
-    finished = run.finished.exists()
-    steps, done = job.training.steps, max(durable or 0, _finished_at(run, before) if finished else 0)
+    found = differences(plain(before), plain(job))
+    check_changes(found, durable_step=step)
+    finished = run.finished.exists() and not again
+    steps, done = job.training.steps, max(step or 0, _finished_at(run, before) if finished else 0)
     if finished and before.target is not None and done < before.training.steps and job.target == before.target:
         problem = f"run {run.name!r} has reached its target at step {done}: set a lower target.below or target.stop=false to go on"
         raise ConfigError(problem, key="target.stop", value=True)
@@ -64,8 +62,6 @@ def changed(run: RunDir, job: JobConfig) -> list[str]:
         more = before.training.steps if was else f"N, more than {done}"
         problem = f"run {run.name!r} is at step {done} already{was}: say --set training.steps={more}, or -J NAME for a new run"
         raise ConfigError(problem, key="training.steps", value=steps)
-    if found:
-        click.echo(f"changed since the run was last submitted: {', '.join(found)}", err=True)
     return found
 
 

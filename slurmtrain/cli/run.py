@@ -5,19 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from slurmtrain.cli.doors import Doors, doors_of
-from slurmtrain.cli.options import JOB_OPTIONS, KEYS, examples, with_options
+from slurmtrain.cli.options import JOB_OPTIONS, KEYS, Resume, ResumeCommand, examples, with_options
 
 if TYPE_CHECKING:
     from slurmtrain.cli.assemble import Draft, Wish
+    from slurmtrain.cli.start import Start
 
 
 @click.command(
+    cls=ResumeCommand,
     context_settings={"max_content_width": 110},
     epilog=examples("salloc -N 2 --exclusive slurmtrain run job.toml", "slurmtrain run job.toml --site local        # on this machine"),
 )
@@ -40,10 +43,10 @@ def command(ctx: click.Context, /, job_file: Path, **said: Any) -> None:
     values = {name: said.get(name) for name in KEYS}
     wish = Wish(job_file, values, said["sets"], said["include"], said["live"], said["site"], said["root"], argv=tuple(sys.argv))
     made = draft(_fitted(wish, doors.env), doors)
-    note = _check(made, doors, resume=said["resume"])
-    publish(made, assemble(wish, made, doors), doors, resume=said["resume"])
+    start = _check(made, doors, resume=said["resume"], branch=said["branch"], root=said["root"])
+    publish(made, assemble(replace(wish, branch=start.branch), made, doors), doors, start)
     with suppress(OSError):
-        add_act(made.run, doors.disk, doors.clock.time(), "run", job_id=job_of(doors.env), detail=note)
+        add_act(made.run, doors.disk, doors.clock.time(), "run", job_id=job_of(doors.env), detail=start.note)
     click.echo(f"run folder {made.run.path}", err=True)
     ctx.exit(supervise(made.run, doors.env, foreground=True).code)
 
@@ -59,10 +62,11 @@ def _fitted(wish: Wish, env: Mapping[str, str]) -> Wish:
     return wish if nodes is None or said else with_defaults(wish, nodes=str(nodes))
 
 
-def _check(made: Draft, doors: Doors, *, resume: bool) -> str:
-    """What only a run in the foreground needs to hold; what to remember of it. Raises SlurmtrainError."""
-    from slurmtrain.cli.resume import changed, check_idle, check_name
+def _check(made: Draft, doors: Doors, *, resume: Resume | None, branch: str | None, root: Path | None) -> Start:
+    """What only a run in the foreground needs to hold; how the run begins. Raises SlurmtrainError."""
+    from slurmtrain.cli.resume import check_idle
     from slurmtrain.cli.runs import job_of
+    from slurmtrain.cli.start import start_of
     from slurmtrain.errors import ConfigError, UserError
 
     by_srun = made.site.launcher == "srun"
@@ -72,12 +76,13 @@ def _check(made: Draft, doors: Doors, *, resume: bool) -> str:
     nodes = _nodes(doors.env)
     if by_srun and nodes is not None and made.plan.nodes > nodes:
         raise ConfigError(f"the allocation has {nodes}: use -N {nodes}, or a larger allocation", key="slurm.nodes", value=made.plan.nodes)
-    check_name(made.run, resume=resume)
-    if not resume:
-        return ""
-    if by_srun:
-        check_idle(made.run, doors.slurm, own_job=job_of(doors.env).partition("_")[0])
-    return "; ".join(["resume", *changed(made.run, made.job)])
+    own_job = job_of(doors.env).partition("_")[0]
+
+    def idle() -> None:
+        if by_srun:
+            check_idle(made.run, doors.slurm, own_job=own_job)
+
+    return start_of(made, doors, resume=resume, branch=branch, root=root, check_idle=idle)
 
 
 def _nodes(env: Mapping[str, str]) -> int | None:

@@ -5,24 +5,30 @@ from __future__ import annotations
 import shlex
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from slurmtrain.cli.doors import Doors, doors_of
-from slurmtrain.cli.options import JOB_OPTIONS, KEYS, SLURM_OPTIONS, examples, with_options
+from slurmtrain.cli.options import JOB_OPTIONS, KEYS, SLURM_OPTIONS, Resume, ResumeCommand, examples, with_options
 
 if TYPE_CHECKING:
     from slurmtrain.cli.assemble import Draft, Wish
+    from slurmtrain.cli.start import Start
     from slurmtrain.launch.job import RunJob
     from slurmtrain.launch.prepare import RunContents
 
 
 @click.command(
+    cls=ResumeCommand,
     context_settings={"max_content_width": 110},
     epilog=examples(
-        "slurmtrain submit job.toml -N 4 -t 8h --set training.steps=1000 -- --mail-type=END", "slurmtrain submit job.toml --resume"
+        "slurmtrain submit job.toml -N 4 -t 8h --set training.steps=1000 -- --mail-type=END",
+        "slurmtrain submit job.toml --resume",
+        "slurmtrain submit job.toml --resume 1200 --set optimizer.lr=1e-4",
+        "slurmtrain submit job.toml -J lower-lr --from my-run@1200 --set optimizer.lr=1e-4",
     ),
 )
 @click.argument("job_file", metavar="JOB.toml", type=click.Path(path_type=Path))
@@ -49,32 +55,29 @@ def command(ctx: click.Context, /, job_file: Path, sbatch_options: tuple[str, ..
     doors = doors_of(ctx)
     made = draft(wish, doors)
     if said["prepare"] is not None:
-        _prepare(wish, made, said["prepare"], doors)
+        _prepare(replace(wish, branch=said["branch"]), made, said["prepare"], doors)
         return
-    note = _check(made, doors, resume=said["resume"])
-    contents = assemble(wish, made, doors)
+    start = _check(made, doors, resume=said["resume"], branch=said["branch"], root=said["root"])
+    contents = assemble(replace(wish, branch=start.branch), made, doors)
     if said["dry_run"]:
         click.echo(contents.script, nl=False)
         click.echo(f"# would run: sbatch {' '.join(contents.request.sbatch_options)} SCRIPT", err=True)
         return
-    jobs = _submit(made, contents, doors, resume=said["resume"], note=note)
+    jobs = _submit(made, contents, doors, start)
     _tell(made, jobs, named=made.run.name if said["root"] is None else str(made.run.path), parsable=said["parsable"])
 
 
-def _check(made: Draft, doors: Doors, *, resume: bool) -> str:
-    """What only a submission needs to hold; what to remember of it. Raises SlurmtrainError."""
-    from slurmtrain.cli.resume import changed, check_idle, check_name
+def _check(made: Draft, doors: Doors, *, resume: Resume | None, branch: str | None, root: Path | None) -> Start:
+    """What only a submission needs to hold; how the run begins. Raises SlurmtrainError."""
+    from slurmtrain.cli.resume import check_idle
+    from slurmtrain.cli.start import start_of
     from slurmtrain.errors import UserError
     from slurmtrain.launch.directives import check_time_limit
 
     if made.site.launcher == "mpiexec":
         raise UserError(f"site {made.site.name} has no Slurm: slurmtrain run trains here; or choose a cluster with --site")
     check_time_limit(made.job, made.site)
-    check_name(made.run, resume=resume)
-    if not resume:
-        return ""
-    check_idle(made.run, doors.slurm)
-    return "; ".join(["resume", *changed(made.run, made.job)])
+    return start_of(made, doors, resume=resume, branch=branch, root=root, check_idle=lambda: check_idle(made.run, doors.slurm))
 
 
 def _prepare(wish: Wish, made: Draft, expected: str, doors: Doors) -> None:
@@ -82,6 +85,7 @@ def _prepare(wish: Wish, made: Draft, expected: str, doors: Doors) -> None:
     from slurmtrain.cli.assemble import assemble
     from slurmtrain.cli.publish import publish
     from slurmtrain.cli.runs import is_run, job_of
+    from slurmtrain.cli.start import start_of
     from slurmtrain.errors import ConfigError
     from slurmtrain.launch.request import digest
     from slurmtrain.telemetry.history import add_act
@@ -92,12 +96,13 @@ def _prepare(wish: Wish, made: Draft, expected: str, doors: Doors) -> None:
         raise ConfigError(
             "job or site are not as when this script was made: make it anew with slurmtrain submit --dry-run", where=str(wish.job_file)
         )
-    publish(made, assemble(wish, made, doors), doors, resume=False)
+    start = start_of(made, doors, resume=None, branch=wish.branch, root=wish.root, check_idle=lambda: None)
+    publish(made, assemble(wish, made, doors), doors, start)
     with suppress(OSError):
-        add_act(made.run, doors.disk, doors.clock.time(), "prepare", job_id=job_of(doors.env))
+        add_act(made.run, doors.disk, doors.clock.time(), "prepare", job_id=job_of(doors.env), detail=start.note)
 
 
-def _submit(made: Draft, contents: RunContents, doors: Doors, *, resume: bool, note: str) -> list[RunJob]:
+def _submit(made: Draft, contents: RunContents, doors: Doors, start: Start) -> list[RunJob]:
     from slurmtrain.cli.assemble import script_of
     from slurmtrain.cli.publish import publish, take_back
     from slurmtrain.errors import SlurmError, SubmitUnknownError
@@ -106,7 +111,7 @@ def _submit(made: Draft, contents: RunContents, doors: Doors, *, resume: bool, n
     from slurmtrain.resilience.payload import run as payload
     from slurmtrain.telemetry.history import add_act
 
-    undo = publish(made, contents, doors, resume=resume)
+    undo = publish(made, contents, doors, start)
     executor = SlurmExecutor(contents.request, script_of(contents.request, doors), client=doors.slurm, disk=doors.disk)
     try:
         jobs = executor.submit_run(payload)
@@ -118,7 +123,7 @@ def _submit(made: Draft, contents: RunContents, doors: Doors, *, resume: bool, n
             raise SlurmError(f"{error} (asked for {' '.join(asked)})") from None
         raise
     with suppress(OSError):
-        add_act(made.run, doors.disk, doors.clock.time(), "submit", job_id=jobs[0].job_id.partition("_")[0], detail=note)
+        add_act(made.run, doors.disk, doors.clock.time(), "submit", job_id=jobs[0].job_id.partition("_")[0], detail=start.note)
     return jobs
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
-from slurmtrain.config.data import DataSource
 from slurmtrain.config.job import JobConfig
 from slurmtrain.data.loader import Batch, Batches, Share, stack
 from slurmtrain.data.samples import IGNORED, Sample, Samples
-from slurmtrain.data.source import Source, open_source
+from slurmtrain.data.source import open_source
 from slurmtrain.data.staging import ALONE, Node, stage_sources
-from slurmtrain.data.summary import check_fits
+from slurmtrain.data.summary import check_fits, fingerprint
 
 
 def open_batches(
@@ -50,7 +47,7 @@ def open_batches(
         step=step,
         prefetch=data.prefetch,
         pin=pin,
-        fingerprint=fingerprint([pool.source for pool in pools], data.mixture, separate=data.documents == "separate"),
+        fingerprint=fingerprint([pool.source.summary.sum for pool in pools], data),
         notes=staged.notes if staged else (),
     )
 
@@ -60,15 +57,6 @@ def _pool(path: Path, job: JobConfig, *, whole: bool = False) -> Samples:
     check_fits(source.summary, job, least=2 if whole else None)
     separate, answers = job.data.documents == "separate", job.data.loss_on == "answers"
     return Samples(source, job.training.sequence_length, separate=separate, answers=answers, whole=whole)
-
-
-def fingerprint(sources: Sequence[Source], mixture: Sequence[DataSource], *, separate: bool) -> str:
-    """What a position counts in: of one joined source the sum of its tokens, else a sum over all that says which sample comes where."""
-    sums = [source.summary.sum for source in sources]
-    if len(sums) == 1 and not separate:
-        return sums[0]
-    told = [separate, *([total, one.weight] for total, one in zip(sums, mixture, strict=True))]
-    return xxhash.xxh3_64_hexdigest(json.dumps(told).encode())
 
 
 class Evaluation:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import xxhash
 
+from slurmtrain.config.data import DataConfig
 from slurmtrain.config.job import JobConfig
 from slurmtrain.data.index import ANSWERS_NAME, TOKENS_NAME, check_files, read_index
 from slurmtrain.data.pair import idx_of, prefix_of, read_pair
@@ -69,6 +72,22 @@ def _pair(path: Path) -> Summary:
         told += file.read()
     total = xxhash.xxh3_64_hexdigest(told + str(pair.tokens).encode())
     return Summary(pair.prefix, "megatron", pair.tokens, pair.documents, None, None, pair.answers, total)
+
+
+def fingerprint(sums: Sequence[str], data: DataConfig) -> str:
+    """What a position counts in, from the sources' sums: of one joined source its own, else a sum over all that says which sample comes
+    where.
+    """
+    separate = data.documents == "separate"
+    if len(sums) == 1 and not separate:
+        return sums[0]
+    told = [separate, *([total, one.weight] for total, one in zip(sums, data.mixture, strict=True))]
+    return xxhash.xxh3_64_hexdigest(json.dumps(told).encode())
+
+
+def fingerprint_of(job: JobConfig) -> str:
+    """The same, of the sources where they lie. Raises DataError."""
+    return fingerprint([summarize(one.path).sum for one in job.data.mixture], job.data)
 
 
 def least_tokens(job: JobConfig) -> int:

@@ -14,20 +14,18 @@ from slurmtrain.config.job import JobConfig
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.site import SiteConfig
 from slurmtrain.config.stored import write_models
-from slurmtrain.errors import ConfigError, RunExistsError, SlurmtrainError
+from slurmtrain.errors import RunExistsError, SlurmtrainError
 from slurmtrain.launch.request import LaunchRequest
 from slurmtrain.launch.snapshot import Snapshot, copy_snapshot
 from slurmtrain.rundir import RunDir
 
-FIXED_KEYS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "family", "tied_embeddings", "max_positions")
-"""Keys of [model] that checkpoints depend on: they stay as they are for the life of a run."""
-FIXED_BY_CHECKPOINT = ("training.seed", "training.sequence_length", "data.documents", "optimizer.name")
-"""What a checkpoint's place in the data and its optimiser's state mean: these stay from the first checkpoint on."""
-
 
 @dataclass(frozen=True)
 class RunContents:
-    """All that a run folder holds before its first job. `job_toml`: the file as given; `script`: the rendered batch script."""
+    """All that a run folder holds before its first job.
+
+    `job_toml`: the file as given; `script`: the rendered batch script; `origin`: of a branch, the bytes of origin.json.
+    """
 
     job_toml: bytes
     job: JobConfig
@@ -36,6 +34,7 @@ class RunContents:
     request: LaunchRequest
     script: str
     snapshot: Snapshot
+    origin: bytes | None = None
 
 
 def create_run(run: RunDir, contents: RunContents, disk: Disk) -> None:
@@ -47,6 +46,8 @@ def create_run(run: RunDir, contents: RunContents, disk: Disk) -> None:
             aside.code.rmdir()
             copy_snapshot(contents.snapshot, aside.code)
             _write(aside, contents, disk)
+            if contents.origin is not None:
+                disk.write(aside.origin_json, contents.origin)
             disk.publish_dir(aside.path, run.path)
         except FileExistsError:
             raise RunExistsError(f"{run.path} exists already") from None
@@ -84,31 +85,6 @@ def remove_tree(path: Path) -> None:
         path.unlink(missing_ok=True)
     else:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def changes(old: JobConfig, new: JobConfig, *, durable_step: int | None = None) -> list[str]:
-    """What differs between two jobs, one text a key: `training.steps: 100 -> 200`. `durable_step`: of the newest checkpoint.
-
-    Raises ConfigError for a change that no checkpoint of the run would survive.
-    """
-    before, after = dict(_leaves(old.model_dump(mode="json"))), dict(_leaves(new.model_dump(mode="json")))
-    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    for key in keys:
-        if key.removeprefix("model.") in FIXED_KEYS and key.startswith("model."):
-            problem = f"the run was begun with {before.get(key)!r}, and its checkpoints depend on it: give the new model a name of its own"
-            raise ConfigError(f"{problem} (-J NAME)", key=key, value=after.get(key))
-        if key in FIXED_BY_CHECKPOINT and durable_step is not None:
-            problem = f"the checkpoint of step {durable_step} was trained with {before.get(key)!r}: put it back, or begin a new run"
-            raise ConfigError(f"{problem} (-J NAME)", key=key, value=after.get(key))
-    return [f"{key}: {before.get(key)} -> {after.get(key)}" for key in keys]
-
-
-def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, value
 
 
 def _write(run: RunDir, contents: RunContents, disk: Disk) -> None:

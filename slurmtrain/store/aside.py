@@ -51,6 +51,16 @@ def set_aside(run: RunDir, step: int, why: str, *, calls: Syscalls = SYSTEM, clo
     return folder
 
 
+def put_back(run: RunDir, step: int, folder: Path, *, calls: Syscalls = SYSTEM) -> None:
+    """Take back what `set_aside` did and gave. Raises OSError, also where there is a checkpoint of this step again."""
+    if os.path.lexists(run.checkpoint(step)):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(run.checkpoint(step)))
+    with suppress(OSError):
+        calls.unlink(folder / NOTE_NAME)
+    calls.rename(folder, run.checkpoint(step))
+    calls.fsync_dir(run.checkpoints)
+
+
 def asides(run: RunDir) -> list[Aside]:
     """Those that were set aside, by step and number. Raises OSError."""
     try:

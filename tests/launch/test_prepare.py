@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from slurmtrain.config.stored import read_job, read_plan, read_site
-from slurmtrain.errors import ConfigError, RunExistsError, SlurmtrainError
-from slurmtrain.launch.prepare import RunContents, changes, create_run, discard_run, renew_run
+from slurmtrain.errors import RunExistsError, SlurmtrainError
+from slurmtrain.launch.prepare import RunContents, create_run, discard_run, renew_run
 from slurmtrain.launch.request import CodeRecord, LaunchRequest
 from slurmtrain.launch.snapshot import Snapshot
 from slurmtrain.rundir import RunDir
@@ -118,28 +119,8 @@ def test_renewal_between_a_copy_and_live_code(run, code, tmp_path):
     assert run.code.is_symlink()
 
 
-def test_changes_are_told_key_by_key():
-    assert changes(job(), job()) == []
-    assert changes(job(), job(time="5", environment={"A": "1"})) == ["slurm.time: None -> 5", "environment.A: None -> 1"]
-
-
-@pytest.mark.parametrize("key", ["layers", "hidden", "heads", "vocab", "kv_heads", "max_positions"])
-def test_the_model_of_a_run_stays(key):
-    other = job()
-    value = (getattr(other.model, key) or 64) * 2
-    changed = other.model_copy(update={"model": other.model.model_copy(update={key: value})})
-    with pytest.raises(ConfigError, match=rf"model.{key} = {value}: the run was begun with .*-J NAME"):
-        changes(job(), changed)
-
-
-@pytest.mark.parametrize(
-    ("section", "fields"),
-    [("training", {"seed": 7}), ("training", {"sequence_length": 7}), ("data", {"documents": "separate"}), ("optimizer", {"name": "sgd"})],
-)
-def test_what_a_checkpoint_counts_in_stays_once_there_is_one(section, fields):
-    """Broken: the job waits in the queue, and its ranks refuse the checkpoint."""
-    before, (name,) = job(), fields
-    after = before.model_copy(update={section: getattr(before, section).model_copy(update=fields)})
-    assert len(changes(before, after)) == 1
-    with pytest.raises(ConfigError, match=rf"{section}\.{name} = .*the checkpoint of step 40 was trained with .*-J NAME"):
-        changes(before, after, durable_step=40)
+def test_a_branch_knows_from_the_first_moment_where_it_came_from(run, code):
+    create_run(run, replace(contents(code), origin=b"{}\n"), FakeDisk())
+    assert run.origin_json.read_bytes() == b"{}\n"
+    renew_run(run, contents(code), FakeDisk())
+    assert run.origin_json.read_bytes() == b"{}\n"
