@@ -1,30 +1,22 @@
-"""A checkpoint copied to another folder: every byte compared with its sum on the way, durable, seen whole or not at all.
-
-The files are made in a folder beside the copy, named as `aside` says; the manifest goes last, one rename publishes. A copy that was
-killed leaves that folder, which the next copy to the same place removes; nothing half is gone on with.
-"""
+"""A checkpoint copied to another folder: every byte compared with its sum on the way, durable, seen whole or not at all."""
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
 import xxhash
 
-from slurmtrain.aside import aside, sweep
-from slurmtrain.atomic import SystemDisk
-from slurmtrain.errors import CheckpointError, CorruptCheckpointError, UserError
+from slurmtrain.checkpoint.newfolder import new_folder
+from slurmtrain.errors import CheckpointError, CorruptCheckpointError
 from slurmtrain.store.manifest import MANIFEST_NAME, Manifest
-from slurmtrain.store.verify import index_problems, size_problems
-from slurmtrain.syscalls import SYSTEM, Syscalls, pwrite_all, remove_tree, write_new
+from slurmtrain.store.verify import cheap_problems
+from slurmtrain.syscalls import SYSTEM, Syscalls, pwrite_all, write_new
 
 THREADS = 4
 """Files copied at a time; each holds one chunk in memory."""
-_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 
 def copy_checkpoint(
@@ -41,33 +33,10 @@ def copy_checkpoint(
     where one of the two cannot be read or written. Nothing is left then.
     """
     data, manifest = _checked(folder)
-    if out.exists() or out.is_symlink():
-        raise UserError(f"{out}: is there already: choose another place, or remove it")
-    staging = aside(out)
-    try:
-        _make_folder(calls, out.parent)
-        sweep(out)
-        calls.mkdir(staging)
-    except OSError as error:
-        raise _refusal(error, out, "choose a place where you can write") from error
-    try:
+    with new_folder(out, calls=calls) as staging:
         _Copying(calls, folder, staging, manifest, advance).all_files(threads)
         write_new(calls, staging / MANIFEST_NAME, data)
-        SystemDisk(calls).publish_dir(staging, out)
-    except BaseException as error:
-        with suppress(OSError):  # what stays is swept by the next copy
-            remove_tree(calls, staging)
-        if isinstance(error, FileExistsError):
-            raise UserError(f"{out}: appeared meanwhile: choose another place, or remove it") from error
-        if isinstance(error, OSError):
-            raise _refusal(error, out, "nothing was copied") from error
-        raise
     return manifest
-
-
-def _refusal(error: OSError, out: Path, then: str) -> CheckpointError | UserError:
-    kind = UserError if error.errno in _REFUSED else CheckpointError
-    return kind(f"{out}: {error.strerror or error}: {then}")
 
 
 def _checked(folder: Path) -> tuple[bytes, Manifest]:
@@ -78,22 +47,9 @@ def _checked(folder: Path) -> tuple[bytes, Manifest]:
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     manifest = Manifest.from_json(data, str(path))
-    if problems := index_problems(folder, manifest) or size_problems(folder, manifest):
+    if problems := cheap_problems(folder, manifest):
         raise CorruptCheckpointError(f"{folder}: {problems[0]}")
     return data, manifest
-
-
-def _make_folder(calls: Syscalls, folder: Path) -> None:
-    """With those above it, durably. Raises OSError."""
-    if folder.is_dir():
-        return
-    _make_folder(calls, folder.parent)
-    try:
-        calls.mkdir(folder)
-    except FileExistsError:
-        if not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "is a file, not a folder", str(folder)) from None
-    calls.fsync_dir(folder.parent)
 
 
 class _Copying:

@@ -24,7 +24,12 @@ class Named:
     step: int | None
 
     def __str__(self) -> str:
-        return f"{self.run.name}@{self.step}" if self.run and self.folder == self.run.checkpoint(self.step or 0) else str(self.folder)
+        return f"{self.run.name}@{self.step}" if self.run is not None and self.step is not None else str(self.folder)
+
+    @property
+    def file_name(self) -> str:
+        """As a part of a file's name."""
+        return f"{self.run.name}-{self.folder.name}" if self.run is not None else self.folder.name
 
 
 def run_at_step(text: str) -> tuple[str, int | None]:

@@ -23,6 +23,7 @@ COMMANDS = {
     "cancel": ("slurmtrain.cli.cancel", "Cancel the job of a run at once."),
     "site": ("slurmtrain.cli.site", "List the sites, or show one."),
     "data": ("slurmtrain.cli.data", "Build, inspect and convert tokens."),
+    "ckpt": ("slurmtrain.cli.ckpt", "List, check, compare, copy and prune checkpoints."),
     "weights": ("slurmtrain.cli.weights", "Export weights for transformers, or show a model."),
 }
 """Name to (module that holds the click object `command`, one line of help)."""

@@ -72,7 +72,7 @@ def test_a_place_that_is_taken_or_is_no_folder(source, tmp_path):
     with pytest.raises(UserError, match="link: is there already"):
         copy_checkpoint(source, tmp_path / "link")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match=r"file/step: .*choose a place where you can write"):
+    with pytest.raises(UserError, match=r"file/step: .*choose a folder where you can write"):
         copy_checkpoint(source, tmp_path / "file" / "step")
 
 
@@ -124,7 +124,7 @@ def test_a_full_disk_ends_all_threads(source, tmp_path):
 
 def test_no_permission_is_the_users_matter(source, tmp_path):
     calls = FakeSyscalls(refusals=[Refusal(errno.EACCES, calls=("mkdir",))])
-    with pytest.raises(UserError, match="Permission denied: choose a place where you can write"):
+    with pytest.raises(UserError, match="Permission denied: choose a folder where you can write"):
         copy_checkpoint(source, tmp_path / "out" / "step-00000007", calls=calls)
 
 

@@ -1,0 +1,65 @@
+"""All that is wrong with a checkpoint, by file and tensor; torch is not needed, HDF5 for the first format alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from slurmtrain.errors import CheckpointError
+from slurmtrain.store.manifest import MANIFEST_NAME, Manifest
+from slurmtrain.store.verify import THREADS, WIDTHS, Policy, index_problems, size_problems, sum_problems, sums_of
+
+MOST_NAMES = 4
+"""Tensors named for one chunk."""
+
+
+def damage(folder: Path, manifest: Manifest, policy: Policy = "full", advance: Callable[[int], None] = lambda _: None) -> list[str]:
+    """Every problem, one line each: of the index, of sizes, of bytes. `advance` hears of the bytes of files that are done with."""
+    sizes = size_problems(folder, manifest)
+    unlike = {problem.partition(": ")[0] for problem in sizes}
+
+    def of_file(name: str) -> list[str]:
+        found = [] if name in unlike else sum_problems(folder, manifest, [name], policy)
+        advance(manifest.files[name].size)
+        return _named(folder, manifest, name) or found if found else []
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        lines = [line for found in pool.map(of_file, manifest.files) for line in found]
+    return [*index_problems(folder, manifest), *sizes, *lines]
+
+
+def strangers(folder: Path, manifest: Manifest) -> list[str]:
+    """Names in the folder that are none of the checkpoint's."""
+    known = {MANIFEST_NAME, "aside.json", *manifest.files}
+    return sorted(path.name for path in folder.iterdir() if path.name not in known)
+
+
+def _named(folder: Path, manifest: Manifest, name: str) -> list[str]:
+    """The chunks of a file that differ, with the tensors that lie there; nothing where it cannot be read."""
+    from slurmtrain.checkpoint.located import located  # noqa: PLC0415 brings HDF5, which only a damaged file needs
+
+    want, chunk = manifest.files[name], manifest.chunk_bytes
+    try:
+        have = sums_of(folder / name, chunk)
+        runs = sorted(_runs(located(folder, manifest), name))
+    except (OSError, CheckpointError):
+        return []
+    bad = [i for i, (a, b) in enumerate(zip(have.xxh3_64, want.xxh3_64, strict=False)) if a != b]
+    return [f"{name}: chunk {i} (bytes from {i * chunk}) differs from what was written: {_tensors(runs, i * chunk, chunk)}" for i in bad]
+
+
+def _runs(manifest: Manifest, file: str) -> Iterator[tuple[int, int, str]]:
+    """(first byte, end, tensor) of the boxes in a file."""
+    for name, entry in manifest.tensors.items():
+        for one in entry.boxes:
+            if one.file == file and one.at is not None:
+                yield one.at, one.at + one.box.volume * WIDTHS[entry.dtype], name
+
+
+def _tensors(runs: list[tuple[int, int, str]], start: int, size: int) -> str:
+    there = list(dict.fromkeys(name for low, high, name in runs if low < start + size and high > start))
+    if not there:
+        return "no tensor lies there"
+    more = f" and {len(there) - MOST_NAMES} more" if len(there) > MOST_NAMES else ""
+    return f"there lies {', '.join(there[:MOST_NAMES])}{more}"
