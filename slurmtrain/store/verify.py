@@ -25,6 +25,8 @@ Policy = Literal["full", "sampled", "sizes"]
 
 SAMPLED_EVERY = 8
 THREADS = 4
+SMALL_BYTES = 16 << 20
+"""So much is read by one thread."""
 WIDTHS: Mapping[str, int] = {
     **dict.fromkeys(("float64", "int64", "uint64"), 8),
     **dict.fromkeys(("float32", "int32", "uint32"), 4),
@@ -151,11 +153,16 @@ def _run_problems(file: str, size: int, runs: list[tuple[int, int, str]]) -> Ite
 def sum_problems(folder: Path, manifest: Manifest, names: Iterable[str] | None = None, policy: Policy = "full") -> list[str]:
     """Chunks of the files named (default: all) whose bytes differ from those that were written, as far as the policy looks."""
     chosen = list(manifest.files if names is None else names)
-    if policy == "sizes" or not chosen:
+    if policy == "sizes":
         return []
+
+    def problems_of(name: str) -> list[str]:
+        return _file_problems(folder / name, manifest.files[name], manifest.chunk_bytes, policy)
+
+    if len(chosen) < 2 or sum(manifest.files[name].size for name in chosen) < SMALL_BYTES:
+        return [problem for name in chosen for problem in problems_of(name)]
     with ThreadPoolExecutor(min(THREADS, len(chosen))) as pool:
-        found = pool.map(lambda name: _file_problems(folder / name, manifest.files[name], manifest.chunk_bytes, policy), chosen)
-        return [problem for problems in found for problem in problems]
+        return [problem for problems in pool.map(problems_of, chosen) for problem in problems]
 
 
 def _file_problems(path: Path, want: FileSum, chunk_bytes: int, policy: Policy) -> list[str]:

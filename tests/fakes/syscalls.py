@@ -11,8 +11,9 @@
     FakeSyscalls(root, room=5000, full=EDQUOT)       from 5000 bytes on pwrite writes what fits, then fails; removed files make room
     FakeSyscalls(root, most=100)                     no pwrite writes more than 100 bytes at once
 
-`close` always closes, even where it is refused or the program has ended; `settle` is never refused. One fake may serve many threads
-(ranks): calls happen one at a time. It may be pickled to another process, which then has a count and a log of its own.
+No fsync waits for a disk: what it promised stands in the log. `close` always closes, even where it is refused or the program has ended;
+`settle` is never refused. One fake may serve many threads (ranks): calls happen one at a time. It may be pickled to another process,
+which then has a count and a log of its own.
 
 What a power failure leaves is worked out from the log alone; one whole run gives every point at which the power may fail:
 
@@ -139,7 +140,7 @@ class FakeSyscalls:
 
     def fsync(self, fd: int) -> None:
         path, file = self._open[fd]
-        self._do("fsync", path, lambda: SYSTEM.fsync(fd), file=file)
+        self._do("fsync", path, lambda: os.fstat(fd), file=file)
 
     def close(self, fd: int) -> None:
         with self._lock:
@@ -150,7 +151,7 @@ class FakeSyscalls:
                 self._note("close", path, file)
 
     def fsync_dir(self, path: Path) -> None:
-        self._do("fsync_dir", path, lambda: SYSTEM.fsync_dir(path))
+        self._do("fsync_dir", path, lambda: os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY)))
 
     def _do(self, name: str, path: Path, deed: Callable[[], T], *, target: Path | None = None, file: int = 0) -> T:
         with self._lock:

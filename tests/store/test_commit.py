@@ -1,19 +1,20 @@
-"""A checkpoint is seen whole or not at all; a stranger's attempt neither publishes nor cleans."""
+"""A checkpoint is seen whole or not at all; a stranger's attempt neither publishes nor cleans; nothing is overwritten."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import errno
+import json
+from dataclasses import replace
 
 import pytest
 
-from slurmtrain.atomic import SystemDisk
 from slurmtrain.errors import CheckpointError, OwnershipError
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.commit import discard, open_staging, publish
 from slurmtrain.store.listing import newest_verified, steps_present
+from slurmtrain.store.space import Need
 from slurmtrain.store.verify import verify
-from tests.fakes.disk import FakeDisk
+from tests.fakes.syscalls import FakeSyscalls, Refusal, assert_nothing_bypassed, tree
 from tests.store.checkpoints import filled, manifest_of, save
 
 
@@ -36,27 +37,51 @@ def names(run):
     return sorted(p.name for p in run.checkpoints.iterdir())
 
 
-def test_everything_is_durable_before_the_rename_that_publishes(tmp_path, monkeypatch):
-    run, log = RunDir(tmp_path), []
+def test_everything_is_durable_before_the_rename_that_publishes(tmp_path):
+    run = RunDir(tmp_path)
     staging, manifest = staged(run, 10)
-    real_fsync, real_rename = os.fsync, os.rename
-    monkeypatch.setattr(os, "fsync", lambda fd: (log.append(("fsync", str(Path(f"/proc/self/fd/{fd}").readlink()))), real_fsync(fd)))
-    monkeypatch.setattr(os, "rename", lambda a, b: (log.append(("rename", str(a), str(b))), real_rename(a, b)))
-    final = publish(run, staging, manifest, SystemDisk(), ours)
-    at = log.index(("rename", str(staging), str(final)))
-    before = [entry[1] for entry in log[:at] if entry[0] == "fsync"]
-    assert any("manifest.json" in path for path in before)
-    assert before[-1] == str(staging), "the folder's names come after the manifest's bytes"
-    assert ("fsync", str(run.checkpoints)) in log[at:]
+    calls = FakeSyscalls(tmp_path)
+    final = publish(run, staging, manifest, ours, calls=calls)
+    note = staging / "manifest.json"
+    assert calls.asked == [
+        ("create", note),
+        ("pwrite", note),
+        ("fsync", note),
+        ("close", note),
+        ("fsync_dir", staging),
+        ("rename", staging),
+        ("fsync_dir", run.checkpoints),
+    ]
+    assert verify(final) == []
+
+
+def test_the_folder_of_checkpoints_is_made_durable_and_no_change_goes_another_way(tmp_path):
+    run, calls = RunDir(tmp_path / "runs" / "mine"), FakeSyscalls(tmp_path)
+    save(run, 10, calls=calls)
+    save(run, 10 + 1, calls=calls)
+    assert_nothing_bypassed(calls.log, tmp_path)
+    made = [("mkdir", tmp_path / "runs"), ("fsync_dir", tmp_path), ("mkdir", run.path), ("fsync_dir", run.path.parent)]
+    assert calls.asked[:6] == [*made, ("mkdir", run.checkpoints), ("fsync_dir", run.path)]
+    assert steps_present(run.checkpoints) == [10, 11]
 
 
 def test_staging_is_no_checkpoint_and_published_is_one(tmp_path):
     run = RunDir(tmp_path)
     staging, manifest = staged(run, 10)
     assert steps_present(run.checkpoints) == []
-    publish(run, staging, manifest, SystemDisk(), ours)
+    publish(run, staging, manifest, ours)
     assert names(run) == ["step-00000010"]
     assert verify(run.checkpoint(10)) == []
+
+
+def test_what_is_no_part_of_a_checkpoint_is_not_published_with_it(tmp_path):
+    run = RunDir(tmp_path)
+    staging, manifest = staged(run, 10)
+    for name in ("rank-00000.done-0010.json", ".manifest.json.0a.tmp", "manifest.json"):
+        (staging / name).write_text("x")
+    final = publish(run, staging, manifest, ours)
+    assert sorted(tree(final)) == ["manifest.json", "rank-00000.h5"]
+    assert verify(final) == []
 
 
 def test_another_attempts_owner_neither_opens_nor_publishes(tmp_path):
@@ -66,7 +91,7 @@ def test_another_attempts_owner_neither_opens_nor_publishes(tmp_path):
     assert not run.checkpoints.exists()
     staging, manifest = staged(run, 10)
     with pytest.raises(OwnershipError):
-        publish(run, staging, manifest, SystemDisk(), not_ours)
+        publish(run, staging, manifest, not_ours)
     assert steps_present(run.checkpoints) == []
 
 
@@ -81,17 +106,83 @@ def test_the_owner_clears_leftovers_of_older_attempts_alone(tmp_path):
     assert names(run) == [".step-00000050.a0004.tmp", "step-00000060"]
 
 
-@pytest.mark.parametrize("method", ["write", "publish_dir"])
-def test_a_full_disk_publishes_nothing_and_the_next_try_works(tmp_path, method):
+def test_leftovers_that_cannot_be_removed_do_not_keep_a_run_from_saving(tmp_path):
+    """On NFS a file that a hung writer holds open stays under another name."""
+    run = RunDir(tmp_path)
+    run.staging(50, 1).mkdir(parents=True)
+    save(run, 60, attempt=2, calls=FakeSyscalls(refusals=[Refusal(errno.ENOTEMPTY, calls=("rmdir",), times=None)]))
+    assert names(run) == [".step-00000050.a0001.tmp", "step-00000060"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES])
+@pytest.mark.parametrize("call", ["create", "pwrite", "fsync", "close", "fsync_dir", "rename"])
+def test_a_disk_that_refuses_publishes_nothing_and_the_next_try_works(tmp_path, call, code):
+    run = RunDir(tmp_path)
+    save(run, 5)
+    staging, manifest = staged(run, 10)
+    calls = FakeSyscalls(refusals=[Refusal(code, calls=(call,))])
+    with pytest.raises(OSError) as caught:  # noqa: PT011 PermissionError for one of them
+        publish(run, staging, manifest, ours, calls=calls)
+    assert caught.value.errno == code
+    assert steps_present(run.checkpoints) == [5]
+    discard(staging)
+    assert names(run) == ["step-00000005"]
+    save(run, 10)
+    assert steps_present(run.checkpoints) == [5, 10]
+
+
+def test_a_staging_folder_that_cannot_be_made_is_an_os_error_and_leaves_nothing(tmp_path):
+    run = RunDir(tmp_path)
+    save(run, 5)
+    with pytest.raises(OSError, match="quota"):
+        open_staging(run, 10, 1, ours, calls=FakeSyscalls(refusals=[Refusal(errno.EDQUOT, calls=("mkdir",))]))
+    assert names(run) == ["step-00000005"]
+
+
+def test_a_folder_that_cannot_be_thrown_away_is_a_leftover_of_the_next_save(tmp_path):
+    run = RunDir(tmp_path)
+    staging, _ = staged(run, 10)
+    discard(staging, FakeSyscalls(refusals=[Refusal(errno.EIO, calls=("unlink",))]))
+    assert names(run) == [".step-00000010.a0001.tmp"]
+    save(run, 20)
+    assert names(run) == ["step-00000020"]
+    discard(staging)
+
+
+def test_a_checkpoint_for_which_there_is_no_room_is_not_begun(tmp_path):
+    run = RunDir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"step 10 not begun: .*/checkpoints: 1073741824\.0 TiB needed, .* free"):
+        open_staging(run, 10, 1, ours, size=Need(2**70, 1))
+    assert names(run) == []
+    assert open_staging(run, 10, 1, ours, size=Need(10, 1)) is not None
+
+
+def test_a_rename_whose_answer_nfs_has_lost_has_published(tmp_path):
     run = RunDir(tmp_path)
     staging, manifest = staged(run, 10)
-    with pytest.raises(OSError, match="No space"):
-        publish(run, staging, manifest, FakeDisk({method: None}), ours)
+
+    class Repeats(FakeSyscalls):
+        def rename(self, source, target):
+            super().rename(source, target)
+            super().rename(source, target)
+
+    calls = Repeats()
+    assert publish(run, staging, manifest, ours, calls=calls) == run.checkpoint(10)
+    assert calls.asked[-1] == ("fsync_dir", run.checkpoints)
+    assert verify(run.checkpoint(10)) == []
+
+
+def test_a_staging_folder_that_has_gone_is_an_error(tmp_path):
+    run = RunDir(tmp_path)
+    staging, manifest = staged(run, 10)
+
+    class Gone(FakeSyscalls):
+        def rename(self, source, target):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(source))
+
+    with pytest.raises(FileNotFoundError):
+        publish(run, staging, manifest, ours, calls=Gone())
     assert steps_present(run.checkpoints) == []
-    discard(staging)
-    assert names(run) == []
-    save(run, 10)
-    assert steps_present(run.checkpoints) == [10]
 
 
 def test_a_file_that_did_not_reach_this_folder_is_not_published(tmp_path):
@@ -99,15 +190,15 @@ def test_a_file_that_did_not_reach_this_folder_is_not_published(tmp_path):
     staging, manifest = staged(run, 10)
     (staging / "rank-00000.h5").unlink()
     with pytest.raises(CheckpointError, match=r"not published: rank-00000\.h5: No such file"):
-        publish(run, staging, manifest, SystemDisk(), ours)
+        publish(run, staging, manifest, ours)
 
 
 def test_boxes_that_do_not_tile_are_not_published(tmp_path):
     run = RunDir(tmp_path)
     staging, manifest = staged(run, 10)
-    torn = {name: type(entry)((9, 3), entry.dtype, entry.boxes) for name, entry in manifest.tensors.items()}
+    torn = {name: replace(entry, shape=(9, 3)) for name, entry in manifest.tensors.items()}
     with pytest.raises(CheckpointError, match="21 of 27 elements are in no box"):
-        publish(run, staging, type(manifest)(**{**vars(manifest), "tensors": torn}), SystemDisk(), ours)
+        publish(run, staging, replace(manifest, tensors=torn), ours)
 
 
 def test_a_step_that_is_there_and_verifies_is_not_written_again(tmp_path):
@@ -116,7 +207,18 @@ def test_a_step_that_is_there_and_verifies_is_not_written_again(tmp_path):
     assert open_staging(run, 10, 2, ours) is None
 
 
-def test_a_step_that_is_there_damaged_is_replaced(tmp_path):
+def test_a_step_that_another_published_meanwhile_stays_as_it_is(tmp_path):
+    run = RunDir(tmp_path)
+    staging, manifest = staged(run, 10, attempt=2)
+    run.staging(10, 2).rename(tmp_path / "kept back")
+    before = tree(save(run, 10))
+    (tmp_path / "kept back").rename(staging)
+    with pytest.raises(CheckpointError, match="is there already and verifies"):
+        publish(run, staging, manifest, ours)
+    assert tree(run.checkpoint(10)) == before
+
+
+def test_a_step_that_is_there_damaged_is_set_aside_for_the_new_one(tmp_path):
     run = RunDir(tmp_path)
     save(run, 5)
     (save(run, 10) / "rank-00001.h5").write_bytes(b"")
@@ -124,7 +226,8 @@ def test_a_step_that_is_there_damaged_is_replaced(tmp_path):
     assert found is not None
     assert found.step == 5
     save(run, 10, attempt=2)
-    assert names(run) == ["step-00000005", "step-00000010"]
+    assert names(run) == ["step-00000005", "step-00000010", "step-00000010.aside-0001"]
+    assert json.loads((run.set_aside(10, 1) / "aside.json").read_text())["why"].startswith("rank-00001.h5: 0 bytes")
     found = newest_verified(run.checkpoints)
     assert found is not None
     assert (found.step, found.manifest.attempt, found.passed_over) == (10, 2, ())
