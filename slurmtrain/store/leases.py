@@ -8,6 +8,7 @@ has renamed a checkpoint, and takes the rename back where one has come meanwhile
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import secrets
@@ -87,7 +88,7 @@ def _until(path: Path) -> float:
     try:
         raw = json.loads(path.read_bytes())
         until = raw["until"]
-        if type(until) in {int, float}:
+        if type(until) in {int, float} and math.isfinite(until):
             return float(until) + SKEW_SECONDS
     except FileNotFoundError:
         return 0.0
