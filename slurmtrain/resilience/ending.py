@@ -89,15 +89,22 @@ def _after_stop(scene: Scene) -> End:
 def stuck_attempts(records: Sequence[AttemptRecord]) -> int:
     """How many of the newest attempts, in a row, were stopped for a requeue without a checkpoint newer than all before them.
 
-    An attempt that Slurm took away (TERM) before its first step does not count.
+    An attempt that Slurm took away (TERM) before its first step does not count. What an earlier job had counts for nothing: a person
+    may have gone back to an older checkpoint, or begun anew, when the next one was submitted.
     """
     durable = [(r.outcome.last_durable_step or 0) if r.outcome else 0 for r in records]
+    jobs = [r.job_id.partition("_")[0] for r in records]
     count = 0
     for index in reversed(range(len(records))):
         outcome = records[index].outcome
         if outcome is not None and outcome.signal == "TERM" and outcome.step is None:
             continue
-        if outcome is None or outcome.kind != "requeue" or durable[index] > max(durable[:index], default=0):
+        if outcome is None or outcome.kind != "requeue" or durable[index] > _most(durable, jobs, index):
             break
         count += 1
     return count
+
+
+def _most(durable: Sequence[int], jobs: Sequence[str], index: int) -> int:
+    """The newest step that an attempt's job had before it."""
+    return max((step for step, job in zip(durable[:index], jobs[:index], strict=True) if job == jobs[index]), default=0)

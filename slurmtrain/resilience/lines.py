@@ -52,16 +52,39 @@ def _start(event: Event, _steps: int, _tokens: int) -> str:
 
 def _save(event: Event, _steps: int, _tokens: int) -> str:
     f = event.fields
-    size = f.get("bytes")
-    shown = f", {format_size(size)}" if isinstance(size, (int, float)) else ""
-    return f"checkpoint of step {f.get('step')} in {number(f.get('seconds'), '.2f')} s{shown}"
+    size, stall, whole = f.get("bytes"), f.get("seconds"), f.get("write_s")
+    behind = isinstance(stall, float) and isinstance(whole, float) and stall < 0.9 * whole  # written while training went on
+    shown = [f"in {number(whole if behind else stall, '.2f')} s"]
+    shown += [format_size(size)] if isinstance(size, (int, float)) else []
+    shown += [f"training stood still for {number(stall, '.2f')} s"] if behind else []
+    return "; ".join([f"checkpoint of step {f.get('step')} {', '.join(shown)}", *map(str, f.get("notes") or [])])
+
+
+def _save_failed(event: Event, _steps: int, _tokens: int) -> str:
+    durable = event.fields.get("durable")
+    newest = "there is none yet" if durable is None else f"the newest is that of step {durable}"
+    return f"{event.fields.get('error')}; training goes on, {newest}"
 
 
 def _load(event: Event, _steps: int, _tokens: int) -> str | None:
-    passed = event.fields.get("passed_over") or []
+    f = event.fields
+    passed = f.get("passed_over") or []
     why = "; ".join(f"step {step}: {reason}" for step, reason in passed)
-    loaded = f"loaded the checkpoint of step {event.fields.get('step')} in {number(event.fields.get('seconds'), '.2f')} s"
+    whose = f"of step {f.get('step')}" if not f.get("origin") else f"that this branch begins with, {f.get('origin')},"
+    loaded = f"loaded the checkpoint {whose} in {number(f.get('seconds'), '.2f')} s"
     return loaded + (f"; passed over {why}" if why else "")
+
+
+def _aside(event: Event, _steps: int, _tokens: int) -> str:
+    return f"set aside the checkpoint of step {event.fields.get('step')}: {event.fields.get('why')}"
+
+
+def _change(event: Event, _steps: int, _tokens: int) -> str | None:
+    keys = event.fields.get("keys")
+    if not isinstance(keys, Mapping):
+        return None
+    told = [f"{key}: {pair[0]} -> {pair[1]}" for key, pair in keys.items() if isinstance(pair, list) and len(pair) == 2]
+    return f"otherwise from step {event.fields.get('step')} on: {', '.join(told)}"
 
 
 def _stop(event: Event, _steps: int, _tokens: int) -> str:
@@ -109,7 +132,10 @@ _LINES: Mapping[str, Callable[[Event, int, int], str | None]] = {
     "step": _step,
     "start": _start,
     "save": _save,
+    "save_failed": _save_failed,
     "load": _load,
+    "aside": _aside,
+    "change": _change,
     "stop": _stop,
     "error": _error,
     "finish": _finish,

@@ -38,9 +38,10 @@ class Tracker:
         return mine
 
     def _learn(self, event: Event) -> None:
-        seconds, step, step_s = (event.fields.get(key) for key in ("seconds", "step", "step_s"))
-        if event.kind == "save" and isinstance(seconds, (int, float)):
-            self.slowest_save_s = max(self.slowest_save_s, float(seconds))
+        step, step_s = event.fields.get("step"), event.fields.get("step_s")
+        if event.kind == "save":  # before an end the whole of a save is waited for, also of one that training goes on beside
+            told = [event.fields.get(key) for key in ("seconds", "write_s")]
+            self.slowest_save_s = max(self.slowest_save_s, *(float(one) for one in told if isinstance(one, (int, float))), 0.0)
         if event.kind != "step":
             return
         if isinstance(step_s, (int, float)):

@@ -52,9 +52,9 @@ def test_rows(name, given, code, requeue):
     assert end.why
 
 
-def attempt(number: int, kind: str | None, durable: int | None, signal: str = "") -> AttemptRecord:
+def attempt(number: int, kind: str | None, durable: int | None, signal: str = "", job_id: str = "12") -> AttemptRecord:
     outcome = None if kind is None else Outcome(kind, "", last_durable_step=durable, signal=signal, step=None if signal == "TERM" else 5)
-    return AttemptRecord(number, "12", number - 1, 0.0, ("n1",), (), 1, 1, outcome=outcome)
+    return AttemptRecord(number, job_id, number - 1, 0.0, ("n1",), (), 1, 1, outcome=outcome)
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,10 @@ def attempt(number: int, kind: str | None, durable: int | None, signal: str = ""
 )
 def test_attempts_without_a_newer_checkpoint_are_counted(ends, stuck):
     assert stuck_attempts([attempt(i + 1, *end) for i, end in enumerate(ends)]) == stuck
+
+
+def test_a_job_that_goes_on_from_an_older_checkpoint_is_not_held_to_newer_ones():
+    """Broken: after --resume 10 of a run at step 100 the job is not requeued until it has passed step 100 in one go."""
+    before = [attempt(1, "requeue", 90), attempt(2, "requeue", 100)]
+    assert stuck_attempts([*before, attempt(3, "requeue", 20, job_id="13"), attempt(4, "requeue", 30, job_id="13")]) == 0
+    assert stuck_attempts([*before, *(attempt(n, "requeue", 20, job_id="13_2") for n in (3, 4, 5))]) == 2

@@ -20,6 +20,12 @@ def test_saves_of_earlier_attempts_count_but_their_steps_are_not_this_ones():
     assert tracker.spoke
 
 
+def test_a_save_beside_the_training_is_as_slow_as_its_writing():
+    tracker = Tracker(2)
+    tracker.take([event("save", step=10, seconds=0.1, write_s=30.0), event("save", step=20, seconds=0.2)])
+    assert tracker.slowest_save_s == 30.0
+
+
 def test_a_slow_step_of_long_ago_is_forgotten():
     tracker = Tracker(2)
     tracker.take([event("step", step=1, step_s=60.0), *(event("step", step=n, step_s=0.1) for n in range(2, 60))])
