@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from slurmtrain.errors import CheckpointError
@@ -50,11 +51,14 @@ def _named(folder: Path, manifest: Manifest, name: str) -> list[str]:
 
 
 def _runs(manifest: Manifest, file: str) -> Iterator[tuple[int, int, str]]:
-    """(first byte, end, tensor) of the boxes in a file."""
-    for name, entry in manifest.tensors.items():
-        for one in entry.boxes:
-            if one.file == file and one.at is not None:
-                yield one.at, one.at + one.box.volume * WIDTHS[entry.dtype], name
+    """(first byte, end, tensor) of the boxes in a file; what is wrong with an entry is told elsewhere."""
+    for name in manifest.tensors:
+        with suppress(CheckpointError):
+            entry = manifest.tensors[name]
+            width = WIDTHS.get(entry.dtype, 0)
+            for one in entry.boxes:
+                if one.file == file and one.at is not None:
+                    yield one.at, one.at + one.box.volume * width, name
 
 
 def _tensors(runs: list[tuple[int, int, str]], start: int, size: int) -> str:

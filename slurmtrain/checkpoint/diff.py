@@ -23,7 +23,7 @@ from slurmtrain.store.verify import Policy
 BLOCK_BYTES = 64 << 20
 
 Stored = tuple[Path, Manifest]
-"""A checkpoint: its folder, and its manifest with every box's place (`located`)."""
+"""A checkpoint: its folder and its manifest."""
 
 
 @dataclass
@@ -73,11 +73,11 @@ def compare(
     every = sorted({name for side in (a, b) for name in side[1].tensors if names(name)})
     found = {name: _entry_of(name, a[1].tensors.get(name), b[1].tensors.get(name)) for name in every}
     with PartReader(*a, policy) as left, PartReader(*b, policy) as right, ThreadPoolExecutor(2) as pool:
-        for batch in _batches(a[1], [name for name in every if found[name].comparable], block_bytes):
-            arrays = list(pool.map(lambda side, batch=batch: _read(*side, batch), ((left, a[1]), (right, b[1]))))
-            for block, x, y in zip(batch, *arrays, strict=True):
+        for batch in _batches(left.manifest, [name for name in every if found[name].comparable], block_bytes):
+            mine, theirs = pool.submit(_read, left, batch), pool.submit(_read, right, batch)
+            for block, x, y in zip(batch, mine.result(), theirs.result(), strict=True):
                 _add(found[block.name], block.box, x, y)
-            advance(sum(x.nbytes for x in arrays[0]))
+            advance(sum(x.nbytes for x in mine.result()))
     return list(found.values())
 
 
@@ -91,7 +91,7 @@ def bytes_of(manifest: Manifest, names: Callable[[str], bool]) -> int:
 
 
 def _entry_of(name: str, a: TensorEntry | None, b: TensorEntry | None) -> TensorDiff:
-    return TensorDiff(name, (a and a.dtype, b and b.dtype), (a.shape if a else None, b.shape if b else None))
+    return TensorDiff(name, (a.dtype if a else None, b.dtype if b else None), (a.shape if a else None, b.shape if b else None))
 
 
 def _batches(manifest: Manifest, names: Sequence[str], limit: int) -> Iterator[list[_Block]]:
@@ -142,12 +142,12 @@ def split(box: Box, most: int) -> Iterator[Box]:
         yield from split(Box(tuple(offset), tuple(shape)), most)
 
 
-def _read(reader: PartReader, manifest: Manifest, batch: Sequence[_Block]) -> list[np.ndarray]:
+def _read(reader: PartReader, batch: Sequence[_Block]) -> list[np.ndarray]:
     """The content of each block."""
     arrays = []
     wishes = []
     for block in batch:
-        entry = manifest.tensors[block.name]
+        entry = reader.manifest.tensors[block.name]
         target = np.empty(block.box.shape, carrier(entry.dtype))
         part = Part(block.name, entry.shape, block.box, tuple((0, n) for n in block.box.shape))
         wishes.append(Wish(part, entry.dtype, target))

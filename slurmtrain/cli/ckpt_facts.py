@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,13 +57,18 @@ def look(folder: Path) -> Sight:
     return Sight(folder, manifest, summary(problems) if problems else "", t, size, len(stats), touched)
 
 
-def verifications(run: RunDir) -> dict[str, Verified]:
-    """Name of a checkpoint's folder to the newest comparison of its bytes that the history tells of."""
-    found = {}
+def verifications(run: RunDir) -> Callable[[Sight], Verified | None]:
+    """Tells the newest comparison of a checkpoint's bytes that the history knows; one of before it was written is another's."""
+    found: dict[str, Verified] = {}
     for act in read_acts(run):
         if act.what == VERIFIED and len(words := act.detail.split()) == 3:
             found[words[0]] = Verified(act.t, words[1], words[2] == "good")
-    return found
+
+    def told(sight: Sight) -> Verified | None:
+        one = found.get(sight.folder.name)
+        return one if one is not None and one.t >= sight.t else None
+
+    return told
 
 
 def layout_text(layout: Mapping[str, Any]) -> str:

@@ -101,7 +101,7 @@ def rows_of(run: RunDir, doors: Doors) -> list[Row]:
     goes = _going_next(run, seen, used, doors)
     known, days = verifications(run), purge_days_of(run)
     rows = [
-        Row(step, sight, known.get(sight.folder.name), step == durable, step in used, step in goes, purge_t=purge_time(sight, days))
+        Row(step, sight, known(sight), step == durable, step in used, step in goes, purge_t=purge_time(sight, days))
         for step, sight in seen.items()
     ]
     rows += [Row(step, sight, None, aside=True, why=why, purge_t=purge_time(sight, days)) for step, why, sight in asides]
