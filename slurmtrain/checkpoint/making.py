@@ -107,23 +107,21 @@ def _in_file_order(layout: FileLayout, arrays: Arrays, advance: Advance) -> Call
     return fetch
 
 
-def in_turn(reader: PartReader, specs: Sequence[BoxSpec], batch_bytes: int = BATCH_BYTES) -> Iterator[np.ndarray]:
+def in_turn(reader: PartReader, specs: Sequence[BoxSpec]) -> Iterator[np.ndarray]:
     """The content of boxes out of another checkpoint, as `in_batches` has it."""
 
     def fill(batch: Sequence[BoxSpec], arrays: Sequence[np.ndarray]) -> None:
         reader.fill_all([Wish(part_of(spec), spec.dtype, array) for spec, array in zip(batch, arrays, strict=True)])
 
-    return in_batches(specs, fill, batch_bytes)
+    return in_batches(specs, fill)
 
 
-def in_batches(
-    specs: Sequence[BoxSpec], fill: Callable[[Sequence[BoxSpec], Sequence[np.ndarray]], None], batch_bytes: int = BATCH_BYTES
-) -> Iterator[np.ndarray]:
-    """Arrays of these boxes in turn, filled together as many as the bytes allow (a larger one by itself)."""
+def in_batches(specs: Sequence[BoxSpec], fill: Callable[[Sequence[BoxSpec], Sequence[np.ndarray]], None]) -> Iterator[np.ndarray]:
+    """Arrays of these boxes in turn, filled together as many as BATCH_BYTES allow (a larger one by itself)."""
     start = 0
     while start < len(specs):
         stop, size = start, 0
-        while stop < len(specs) and (stop == start or size + specs[stop].nbytes <= batch_bytes):
+        while stop < len(specs) and (stop == start or size + specs[stop].nbytes <= BATCH_BYTES):
             size += specs[stop].nbytes
             stop += 1
         arrays = [np.empty(spec.box.shape, carrier(spec.dtype)) for spec in specs[start:stop]]

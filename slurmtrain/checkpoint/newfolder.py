@@ -47,6 +47,8 @@ def new_folder(out: Path, *, calls: Syscalls = SYSTEM, disk: Disk | None = None)
         yield staging
         (disk or SystemDisk(calls)).publish_dir(staging, out)
     except BaseException as error:
+        if isinstance(error, OSError) and not staging.exists():
+            raise _refusal(out, error, "it is there, whole, but a failure of power may take it away") from error
         with suppress(OSError):  # what stays is swept by the next maker
             remove_tree(calls, staging)
         if isinstance(error, FileExistsError):
