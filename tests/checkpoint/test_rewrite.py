@@ -108,10 +108,10 @@ def test_a_changed_bit_is_named_and_nothing_is_made(tmp_path, sources):
     source = tmp_path / "source"
     shutil.copytree(sources / "1", source)
     manifest = read_manifest(source)
-    at = manifest.tensors["model/wide"].boxes[0].at
+    at = manifest.tensors["optimizer/wide/exp_avg"].boxes[0].at
     assert at is not None
     flip(source / "rank-00000.h5", at + 99_999)
-    with pytest.raises(CorruptCheckpointError, match=r"model/wide.*rank-00000\.h5: chunk"):
+    with pytest.raises(CorruptCheckpointError, match=r"optimizer/wide/exp_avg.*rank-00000\.h5: chunk"):
         reshard(source, manifest, tmp_path / "out", Sizing(files=2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
