@@ -6,25 +6,73 @@ caller leaves the others out. Small values (schedule, data position, versions) g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from slurmtrain.atomic import Disk
 from slurmtrain.boxes import Part
 from slurmtrain.checkpoint.dtypes import carrier
 from slurmtrain.checkpoint.group import Group
+from slurmtrain.checkpoint.layout import BoxSpec
 from slurmtrain.checkpoint.load import PartReader, find_checkpoint
-from slurmtrain.checkpoint.save import Header, Piece, SaveResult, save_pieces
+from slurmtrain.checkpoint.saver import Header, Outcome, Terms, kinds_of
+from slurmtrain.checkpoint.sync import SyncSaver
 from slurmtrain.clock import Clock, SystemClock
+from slurmtrain.errors import CheckpointError
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.commit import OwnerCheck
 from slurmtrain.store.manifest import Manifest
+from slurmtrain.store.retention import RetentionPolicy
 
-__all__ = ["SaveResult", "find_checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = ["TensorSource", "find_checkpoint", "load_checkpoint", "pinned", "save_checkpoint"]
+
+Entry = tuple[Part, torch.Tensor]
+
+
+class TensorSource:
+    """A `saver.Source`: the boxes that a rank owns, with the local tensors that hold them (any device; `part.region` is the slice).
+
+    It refers to the tensors' memory: it may be made once and used for every save, as long as the tensors are the same objects. Raises
+    CheckpointError where two entries disagree on shape or type of a tensor.
+    """
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.kinds = kinds_of((part.name, part.global_shape, dtype_name(tensor.dtype)) for part, tensor in entries)
+        held = [(part, tensor) for part, tensor in entries if part.box.volume]
+        self.specs = tuple(BoxSpec(part.name, part.global_shape, part.box, dtype_name(tensor.dtype)) for part, tensor in held)
+        self._views = [_bits(_region(part, tensor)) for part, tensor in held]
+
+    def fetch(self, index: int) -> np.ndarray:
+        return self._views[index].cpu().numpy()
+
+    def copy_to(self, index: int, place: np.ndarray, panel: int) -> None:
+        """On the stream that is current; memory that is pinned is copied to while this returns."""
+        view = self._views[index]
+        target = torch.from_numpy(place)
+        if not panel:
+            target.view(view.shape).copy_(view, non_blocking=True)
+            return
+        rows, columns = view.shape
+        target.view(columns // panel, rows, panel).copy_(view.view(rows, -1, panel).transpose(0, 1), non_blocking=True)
+
+    def settle(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
+
+
+def pinned(memory: np.ndarray) -> Callable[[], None]:
+    """Pin memory for copies from a CUDA device; what takes it back. Raises RuntimeError with CUDA's own words."""
+    runtime: Any = torch.cuda.cudart()
+    at = memory.ctypes.data
+    torch.cuda.check_error(runtime.cudaHostRegister(at, memory.nbytes, 0))
+
+    def release() -> None:
+        torch.cuda.check_error(runtime.cudaHostUnregister(at))
+
+    return release
 
 
 def save_checkpoint(
@@ -34,24 +82,25 @@ def save_checkpoint(
     attempt: int,
     tokens: int,
     layout: Mapping[str, Any],
-    entries: Sequence[tuple[Part, torch.Tensor]],
+    entries: Sequence[Entry],
     state: Mapping[str, Any],
     group: Group,
-    disk: Disk,
     owner_check: OwnerCheck,
     keep: int,
     clock: Clock | None = None,
-) -> SaveResult:
-    """Save, durable when it returns; called by every rank of the group.
+) -> Outcome:
+    """One save, durable when it returns; called by every rank of the group. Values that are not finite are saved as well.
 
-    `entries`: the boxes that this rank owns, with the local tensors that hold them (any device; `part.region` is the slice); all
-    ranks' boxes together tile every tensor. `layout`, `state`: plain JSON, equal on all ranks. `keep`: checkpoints kept. Raises on
-    all ranks alike: OwnershipError, or CheckpointError naming the rank and the reason; nothing half is then visible.
+    `entries`: of all ranks together they tile every tensor. `layout`, `state`: plain JSON, equal on all ranks. `keep`: checkpoints kept.
+    Raises on all ranks alike: OwnershipError, or CheckpointError naming the rank and the reason; nothing half is then visible.
     """
-    header = Header(step, attempt, tokens, layout, state)
-    return save_pieces(
-        run, pieces_of(entries), header, group=group, disk=disk, owner_check=owner_check, keep=keep, clock=clock or SystemClock()
-    )
+    clock = clock or SystemClock()
+    terms = Terms(run, RetentionPolicy(keep), allow_nonfinite=True)
+    saver = SyncSaver(terms, group, clock=clock, owner_check=owner_check)
+    outcome = saver.begin(Header(step, attempt, tokens, clock.time(), layout, state), TensorSource(entries))
+    if not outcome.ok:
+        raise CheckpointError(outcome.error)
+    return outcome
 
 
 def load_checkpoint(folder: Path, manifest: Manifest, wanted: Sequence[tuple[Part, torch.Tensor]]) -> None:
@@ -71,13 +120,6 @@ def load_checkpoint(folder: Path, manifest: Manifest, wanted: Sequence[tuple[Par
             view.copy_(torch.from_numpy(buffer).view(tensor.dtype))
 
 
-def pieces_of(entries: Sequence[tuple[Part, torch.Tensor]]) -> Iterator[Piece]:
-    """The entries as numpy, one at a time; a tensor on a device is copied to memory here."""
-    for part, tensor in entries:
-        array = _as_numpy(_region(part, tensor).cpu())
-        yield Piece(part.name, part.global_shape, part.box, dtype_name(tensor.dtype), array)
-
-
 def dtype_name(dtype: torch.dtype) -> str:
     """torch.bfloat16 as "bfloat16"."""
     return str(dtype).removeprefix("torch.")
@@ -90,5 +132,9 @@ def _region(part: Part, tensor: torch.Tensor) -> torch.Tensor:
 
 def _as_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A view of a CPU tensor's memory in the carrier type; strides stay."""
-    kind = carrier(dtype_name(tensor.dtype))
-    return tensor.view(getattr(torch, kind.name)).numpy()
+    return _bits(tensor).numpy()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of a tensor's memory in the carrier type; strides stay."""
+    return tensor.view(getattr(torch, carrier(dtype_name(tensor.dtype)).name))

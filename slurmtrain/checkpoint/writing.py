@@ -73,11 +73,13 @@ def copy_box(array: np.ndarray, place: np.ndarray, panel: int) -> None:
         panels[i] = array[:, i * panel : (i + 1) * panel]
 
 
-def write_image(calls: Syscalls, path: Path, image: np.ndarray) -> FileSum:
-    """Make a file of these bytes; durable when it returns. Raises OSError."""
+def write_image(calls: Syscalls, path: Path, image: np.ndarray, look: Callable[[], None] = lambda: None) -> FileSum:
+    """Make a file of these bytes; durable when it returns. `look` is called again and again. Raises OSError, and what `look` raises."""
     sink = _Sink(calls, path)
     try:
-        sink.put(image)
+        for start in range(0, len(image), CHUNK_BYTES):
+            look()
+            sink.put(image[start : start + CHUNK_BYTES])
         return sink.finish()
     finally:
         sink.close()

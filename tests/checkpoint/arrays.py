@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from slurmtrain.atomic import Disk, SystemDisk
 from slurmtrain.boxes import Box, Part, whole
 from slurmtrain.checkpoint.load import PartReader
-from slurmtrain.checkpoint.save import Header, Piece, SaveResult, save_pieces
-from slurmtrain.clock import SystemClock
+from slurmtrain.checkpoint.saver import ArraySource, Header, Outcome, Piece, Saver, Terms
+from slurmtrain.checkpoint.sync import SyncSaver
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.listing import Found
+from slurmtrain.store.retention import RetentionPolicy
+from slurmtrain.syscalls import SYSTEM, Syscalls
 
 SHAPES: dict[str, tuple[int, ...]] = {"model/w": (1100, 500), "model/norm": (600,), "optimizer/norm/exp_avg": (600,), "model/scale": ()}
 
@@ -45,6 +46,23 @@ def pieces(step: int, index: int, count: int) -> list[Piece]:
     return [Piece(name, shape, box, "float32", cut(values(name, step), box)) for name, shape, box in owned if box is not None]
 
 
+def source(step: int, index: int, count: int) -> ArraySource:
+    return ArraySource(pieces(step, index, count))
+
+
+def header(step: int, world: int, attempt: int = 1) -> Header:
+    return Header(step, attempt, step * 8, step * 10.0, {"world": world}, {"position": step * 4})
+
+
+def terms(run: RunDir, keep: int = 2, **more: Any) -> Terms:
+    return Terms(run, RetentionPolicy(keep), **more)
+
+
+def begin(saver: Saver, step: int, group: Any, attempt: int = 1) -> Outcome | None:
+    """Begin to save what the tensors are at a step."""
+    return saver.begin(header(step, group.size, attempt), source(step, group.rank, group.size))
+
+
 def save_step(
     run: RunDir,
     step: int,
@@ -52,20 +70,15 @@ def save_step(
     *,
     attempt: int = 1,
     keep: int = 2,
-    disk: Disk | None = None,
-    owner_check: Callable[[], None] = lambda: None,
-) -> SaveResult:
-    header = Header(step, attempt, step * 8, {"world": group.size}, {"position": step * 4})
-    return save_pieces(
-        run,
-        pieces(step, group.rank, group.size),
-        header,
-        group=group,
-        disk=disk or SystemDisk(),
-        owner_check=owner_check,
-        keep=keep,
-        clock=SystemClock(),
-    )
+    calls: Syscalls = SYSTEM,
+    owner_check: Callable[[], None] | None = None,
+) -> Outcome:
+    """A synchronous save."""
+    saver = SyncSaver(terms(run, keep), group, calls=calls, owner_check=owner_check)
+    outcome = begin(saver, step, group, attempt)
+    saver.close()
+    assert outcome is not None
+    return outcome
 
 
 def wrong_tensors(found: Found) -> list[str]:

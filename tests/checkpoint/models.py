@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from slurmtrain.atomic import SystemDisk, to_json
+from slurmtrain.atomic import to_json
 from slurmtrain.boxes import Part, whole
 from slurmtrain.checkpoint.group import SoloGroup
 from slurmtrain.checkpoint.state import save_checkpoint
@@ -47,7 +47,6 @@ def run_of(
             entries=parts_of(module, "model/") + average,
             state={},
             group=SoloGroup(),
-            disk=SystemDisk(),
             owner_check=lambda: None,
             keep=9,
         )

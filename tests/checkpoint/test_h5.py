@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 
 import h5py
 import numpy as np
@@ -173,30 +169,3 @@ def test_errors_name_the_file_and_the_dataset(tmp_path):
                 reader.read(stored, stored.box, dtype)
     with pytest.raises(CheckpointError, match="complex64 are not stored"):
         carrier("complex64")
-
-
-FULL = """
-import json, resource, signal, sys
-from pathlib import Path
-import numpy as np
-from slurmtrain.boxes import Box, whole
-from slurmtrain.checkpoint.save import Piece, write_rank_file
-from slurmtrain.errors import CheckpointError
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
-pieces = [Piece(f"w{i}", (300_000,), whole((300_000,)), "float32", np.ones(300_000, np.float32)) for i in range(3)]
-try:
-    write_rank_file(Path(sys.argv[1]), 4, pieces)
-except CheckpointError as error:
-    files = [str(p.readlink()) for p in Path("/proc/self/fd").iterdir() if p.is_symlink()]
-    print(json.dumps([str(error), sum("rank-00004" in name for name in files)]))
-"""
-
-
-@pytest.mark.parametrize("limit", [1000, 2_000_000, 3_600_900])
-def test_a_disk_that_is_full_anywhere_is_one_line_and_leaves_no_open_file(tmp_path, limit):
-    """A file-size limit stands for a full disk: at the first bytes, in the middle, and when HDF5 writes its index at the end."""
-    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path), str(limit)], capture_output=True, text=True, timeout=60, check=True)
-    message, still_open = json.loads(done.stdout)
-    assert message == f"{tmp_path}/rank-00004.h5: {os.strerror(27)}"
-    assert still_open == 0

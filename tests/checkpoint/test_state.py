@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slurmtrain.atomic import SystemDisk
 from slurmtrain.boxes import Box, Part, whole
 from slurmtrain.checkpoint.group import SoloGroup
 from slurmtrain.checkpoint.state import find_checkpoint, load_checkpoint, save_checkpoint
@@ -73,7 +72,6 @@ def save(run, entries, group):
         entries=entries,
         state={"position": 3},
         group=group,
-        disk=SystemDisk(),
         owner_check=lambda: None,
         keep=3,
     )
@@ -116,7 +114,7 @@ def test_saved_under_one_layout_and_loaded_under_another(tmp_path, before, after
 def test_every_type_comes_back_bit_for_bit(tmp_path, tensor):
     run, shape = RunDir(tmp_path), tuple(tensor.shape)
     part = plain("t", shape, whole(shape))
-    options = {"layout": {}, "state": {}, "group": SoloGroup(), "disk": SystemDisk(), "owner_check": lambda: None, "keep": 1}
+    options = {"layout": {}, "state": {}, "group": SoloGroup(), "owner_check": lambda: None, "keep": 1}
     save_checkpoint(run, step=1, attempt=1, tokens=0, entries=[(part, tensor)], **options)
     found = find_checkpoint(run, SoloGroup())
     back = torch.empty(shape, dtype=tensor.dtype)
@@ -128,7 +126,7 @@ def test_a_parameter_that_needs_gradients_is_saved_and_loaded_in_place(tmp_path)
     run = RunDir(tmp_path)
     parameter = torch.nn.Parameter(torch.randn(4, 4))
     part = plain("model/p", (4, 4), whole((4, 4)))
-    options = {"layout": {}, "state": {}, "group": SoloGroup(), "disk": SystemDisk(), "owner_check": lambda: None, "keep": 1}
+    options = {"layout": {}, "state": {}, "group": SoloGroup(), "owner_check": lambda: None, "keep": 1}
     save_checkpoint(run, step=1, attempt=1, tokens=0, entries=[(part, parameter)], **options)
     target = torch.nn.Parameter(torch.zeros(4, 4))
     found = find_checkpoint(run, SoloGroup())

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import numpy as np
 
 
 class _World:
@@ -14,11 +17,25 @@ class _World:
         self.size = size
         self.meet = threading.Barrier(size, timeout=60)
         self.slots: list[bytes] = [b""] * size
+        self.parts: dict[int, _World] = {}
+        self.pipes = {(a, b): queue.SimpleQueue[bytes]() for a in range(size) for b in range(size)}
 
 
 class ThreadGroup:
     def __init__(self, world: _World, rank: int) -> None:
         self._world, self.rank, self.size = world, rank, world.size
+
+    def part(self, sizes: Sequence[int]) -> ThreadGroup:
+        """Collective: the ranks that this one is with when they are parted into runs of these sizes."""
+        starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+        assert starts[-1] == self.size, sizes
+        mine = max(i for i in range(len(sizes)) if starts[i] <= self.rank)
+        if self.rank == starts[mine]:
+            self._world.parts[mine] = _World(sizes[mine])
+        self._world.meet.wait()
+        part = ThreadGroup(self._world.parts[mine], self.rank - starts[mine])
+        self._world.meet.wait()
+        return part
 
     def _exchange(self, value: Any) -> list[Any]:
         self._world.slots[self.rank] = pickle.dumps(value)
@@ -39,6 +56,16 @@ class ThreadGroup:
 
     def barrier(self) -> None:
         self._world.meet.wait()
+
+    def send(self, data: np.ndarray, to: int) -> Callable[[], None]:
+        self._world.pipes[self.rank, to].put(data.tobytes())
+        return lambda: None
+
+    def receive(self, into: np.ndarray, source: int) -> Callable[[], None]:
+        def wait() -> None:
+            into[...] = np.frombuffer(self._world.pipes[source, self.rank].get(timeout=60), np.uint8)
+
+        return wait
 
 
 def run_ranks(size: int, body: Callable[[ThreadGroup], Any]) -> list[Any]:

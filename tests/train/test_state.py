@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slurmtrain.atomic import SystemDisk
 from slurmtrain.checkpoint.group import SoloGroup
 from slurmtrain.checkpoint.state import find_checkpoint, load_checkpoint, save_checkpoint
 from slurmtrain.config.training import LossScale, OptimizerConfig
@@ -46,7 +45,6 @@ def saved(tmp_path, entries, state):
         entries=entries,
         state=state,
         group=SoloGroup(),
-        disk=SystemDisk(),
         owner_check=lambda: None,
         keep=2,
     )
