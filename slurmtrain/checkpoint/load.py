@@ -6,8 +6,10 @@ memory but a block each; what is wanted goes straight to its target.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from threading import Event, Lock, Thread
@@ -30,6 +32,8 @@ from slurmtrain.store.verify import Policy, sum_problems
 OPEN_FILES = 64
 THREADS = 2
 """Enough to read and sum at once; the ranks of a node have its cores together."""
+AHEAD = 3
+"""Chunks that the kernel is told of before they are read."""
 KEPT_CHUNKS = 2
 NAMES_SHOWN = 3
 
@@ -125,21 +129,29 @@ class PartReader:
 
     def _tasks(self, wishes: Iterable[Wish]) -> list[_Task]:
         """What is to be read for the wishes, in the order of the files and their chunks."""
-        files, tensors = self.manifest.files, self.manifest.tensors
-        found: dict[str, list[Strip]] = {name: [] for name in files}
-        quick = tensors if isinstance(tensors, Tensors) else None
-        for part, dtype, target in wishes:
-            assert target.shape == part.box.shape, (part, target.shape)
-            assert target.dtype == carrier(dtype), (part, target.dtype, dtype)
-            size = target.nbytes
-            if quick is not None and part.box.shape == part.global_shape and target.flags.c_contiguous and size:
-                place = quick.sole(part.name, part.global_shape, dtype)
-                if place is not None and place[1] + size <= files[place[0]].size:
-                    found[place[0]].append(Strip(place[1], place[1] + size, target.data.cast("B")))
-                    continue
-            for file, strip in self._strips(part, dtype, target):
+        found: dict[str, list[Strip]] = {name: [] for name in self.manifest.files}
+        for wish in self._without_simple(wishes, found):
+            for file, strip in self._strips(*wish):
                 found[file].append(strip)
         return [_Task(file, chunk, strips) for file, all_ in found.items() for chunk, strips in _by_chunk(all_, self.manifest.chunk_bytes)]
+
+    def _without_simple(self, wishes: Iterable[Wish], found: dict[str, list[Strip]]) -> Iterator[Wish]:
+        """The wishes but for those that are a whole tensor in one run of bytes, whose strips are noted: 100,000 must cost little."""
+        files, tensors = self.manifest.files, self.manifest.tensors
+        sole = tensors.sole if isinstance(tensors, Tensors) else _none
+        for wish in wishes:
+            part, dtype, target = wish
+            shape, size = target.shape, target.nbytes
+            assert shape == part.box.shape, (part, shape)
+            assert target.dtype == carrier(dtype), (part, target.dtype, dtype)
+            if shape != part.global_shape or (place := sole(part.name, shape, dtype)) is None or not (size and target.flags.c_contiguous):
+                yield wish
+                continue
+            file, at = place
+            if at + size <= files[file].size:
+                found[file].append(_new(Strip, (at, at + size, target.data.cast("B"), None, ())))
+            else:
+                yield wish
 
     def _strips(self, part: Part, dtype: str, target: np.ndarray) -> Iterator[tuple[str, Strip]]:
         self._check_kind(part, dtype)
@@ -181,14 +193,19 @@ class PartReader:
     def _run(self, tasks: Sequence[_Task]) -> None:
         number, count = self._turn
         begin = len(tasks) * number // count
+        ordered = [*tasks[begin:], *tasks[:begin]]
         with self._lock:
-            for task in tasks:
+            for task in ordered:
                 self._users[task.file] = self._users.get(task.file, 0) + 1
-        todo, failed, halt = iter(enumerate([*tasks[begin:], *tasks[:begin]])), list[tuple[int, Exception]](), Event()
+        todo, ahead, failed, halt = iter(enumerate(ordered)), iter(ordered), list[tuple[int, Exception]](), Event()
+        for task in islice(ahead, AHEAD):
+            self._expect(task)
 
         def work() -> None:
             scratch = np.empty(BLOCK_BYTES, np.uint8)
             while not halt.is_set() and (one := next(todo, None)) is not None:
+                if (later := next(ahead, None)) is not None:
+                    self._expect(later)
                 try:
                     self._do(one[1], scratch)
                 except Exception as error:  # noqa: BLE001 raised below
@@ -213,6 +230,13 @@ class PartReader:
             self._reader(task.file).read(task.chunk, task.strips, scratch)
         with self._lock:
             self._users[task.file] -= 1
+
+    def _expect(self, task: _Task) -> None:
+        """Let the kernel fetch what a task that comes soon will read; an error is told when it comes."""
+        try:
+            self._reader(task.file).expect(task.chunk, task.strips)
+        except CheckpointError:
+            return
 
     def _chunk(self, file: str, chunk: int) -> np.ndarray:
         """All bytes of a chunk, read now or one of the last times."""
@@ -265,15 +289,28 @@ def tensors_in(manifest: Manifest, file: str, chunk: int) -> list[str]:
     return [name for _, name in sorted(found)]
 
 
+_FIRST = itemgetter(0)
+_new = tuple.__new__
+
+
+def _none(*_: object) -> None:
+    return None
+
+
 def _by_chunk(strips: list[Strip], chunk_bytes: int) -> Iterator[tuple[int, list[Strip]]]:
     """(number, strips with bytes in it) of each chunk that has any; both ascending."""
-    strips.sort(key=itemgetter(0))
-    table: dict[int, list[Strip]] = {}
-    for strip in strips:
-        first, last = strip.first // chunk_bytes, (strip.last - 1) // chunk_bytes
-        for chunk in range(first, last + 1):
-            table.setdefault(chunk, []).append(strip)
-    yield from sorted(table.items(), key=itemgetter(0))
+    strips.sort(key=_FIRST)
+    begun: list[Strip] = []
+    at = chunk = 0
+    while at < len(strips) or begun:
+        if not begun:
+            chunk = strips[at].first // chunk_bytes
+        high = (chunk + 1) * chunk_bytes
+        after = bisect_left(strips, high, at, key=_FIRST)
+        begun += strips[at:after]
+        yield chunk, begun
+        begun = [strip for strip in begun if strip.last > high]
+        at, chunk = after, chunk + 1
 
 
 def _strips_of(stored: StoredBox, common: Box, target: np.ndarray) -> Iterator[Strip]:

@@ -25,6 +25,8 @@ from slurmtrain.store.verify import SAMPLED_EVERY, Policy
 BLOCK_BYTES = 1 << 20
 DIRECT_BYTES = 64 << 10
 """Runs of bytes from this length on are read into their target without a stop on the way."""
+MOST_BUFFERS = 512
+"""Targets of one read; the system's own bound is 1024."""
 LONG_GAP = 256 << 10
 """Bytes that nobody wants are read and dropped up to this length: a second read would cost more."""
 
@@ -60,6 +62,15 @@ def strips_of(first: int, strides: tuple[int, ...], target: np.ndarray) -> Itera
         yield Strip(first, last, None, target, strides)
 
 
+class _Segment(NamedTuple):
+    """Bytes to read, `start` to `stop`: into these memories, which together are so long; or to be copied to the strips `inside`."""
+
+    start: int
+    stop: int
+    memories: Sequence[memoryview]
+    inside: Sequence[Strip]
+
+
 class FileReader:
     """One file. Errors name it: CorruptCheckpointError (missing, other size, other bytes), UnreadableCheckpointError (the system refuses).
 
@@ -90,8 +101,11 @@ class FileReader:
             return chunk % SAMPLED_EVERY == 0 or chunk == len(self._sums) - 1
         return self._policy == "full"
 
-    def expect(self, low: int, high: int) -> None:
-        """Let the kernel begin to fetch these bytes; a hint that never fails."""
+    def expect(self, chunk: int, strips: Sequence[Strip]) -> None:
+        """Let the kernel begin to fetch what `read` will want; a hint that never fails."""
+        low, high = self.range_of(chunk)
+        if not self.compared(chunk):
+            low, high = max(low, strips[0].first), min(high, max(one.last for one in strips))
         try:
             os.posix_fadvise(self._fd, low, high - low, os.POSIX_FADV_WILLNEED)
         except OSError:
@@ -103,14 +117,14 @@ class FileReader:
         A chunk that is compared is read whole, and its bytes are in the targets before the comparison.
         """
         low, high = self.range_of(chunk)
-        if not self.compared(chunk):
-            for start, stop, inside in _segments(strips, low, high, whole=False):
-                self._segment(start, stop, inside, scratch, None)
-            return
-        digest = xxhash.xxh3_64()
-        for start, stop, inside in _segments(strips, low, high, whole=True):
-            self._segment(start, stop, inside, scratch, digest)
-        self._compare(chunk, digest)
+        digest = xxhash.xxh3_64() if self.compared(chunk) else None
+        for start, stop, memories, inside in _segments(strips, low, high, whole=digest is not None):
+            if memories:
+                self._direct(start, memories, digest)
+            else:
+                self._scattered(start, stop, inside, scratch, digest)
+        if digest is not None:
+            self._compare(chunk, digest)
 
     def whole(self, chunk: int) -> np.ndarray:
         """All bytes of a chunk, compared with its sum where the policy wants it."""
@@ -134,14 +148,32 @@ class FileReader:
         if found.st_size != self.size:
             raise CorruptCheckpointError(f"{self.path}: {found.st_size} bytes, {self.size} were written")
 
-    def _segment(self, start: int, stop: int, inside: memoryview | Sequence[Strip], scratch: np.ndarray, digest: Any) -> None:
-        if isinstance(inside, memoryview):
-            for at in range(0, len(inside), BLOCK_BYTES):
-                block = inside[at : at + BLOCK_BYTES]
-                self._pread(block, start + at)
-                if digest is not None:
-                    digest.update(block)
-            return
+    def _direct(self, at: int, memories: Sequence[memoryview], digest: Any) -> None:
+        """Read bytes from `at` on into these memories, one after another."""
+        batch, size = list[memoryview](), 0
+        for memory in memories:
+            for low in range(0, len(memory), BLOCK_BYTES):
+                piece = memory[low : low + BLOCK_BYTES] if len(memory) > BLOCK_BYTES else memory
+                batch.append(piece)
+                size += len(piece)
+                if size >= BLOCK_BYTES or len(batch) >= MOST_BUFFERS:
+                    at = self._batch(at, batch, size, digest)
+                    batch, size = [], 0
+        if batch:
+            self._batch(at, batch, size, digest)
+
+    def _batch(self, at: int, batch: Sequence[memoryview], size: int, digest: Any) -> int:
+        """Read and sum; where the bytes end."""
+        count = self._preadv(batch, at)
+        if count < size:
+            self._rest(batch, at, count)
+        if digest is not None:
+            for piece in batch:
+                digest.update(piece)
+        return at + size
+
+    def _scattered(self, start: int, stop: int, inside: Sequence[Strip], scratch: np.ndarray, digest: Any) -> None:
+        """Read a stretch to `scratch`, block by block, and copy from there."""
         coming, crossing = 0, list[Strip]()
         for low in range(start, stop, BLOCK_BYTES):
             high = min(low + BLOCK_BYTES, stop)
@@ -154,12 +186,23 @@ class FileReader:
             coming = after
 
     def _pread(self, target: memoryview, at: int) -> None:
-        try:
-            while len(target):
-                count = os.preadv(self._fd, [target], at)
+        count = self._preadv([target], at)
+        if count < len(target):
+            self._rest([target], at, count)
+
+    def _rest(self, targets: Sequence[memoryview], at: int, done: int) -> None:
+        """Read on, when the system has given less than it was asked for."""
+        for target in targets:
+            while done < len(target):
+                count = self._preadv([target[done:]], at + done)
                 if not count:
-                    raise CorruptCheckpointError(f"{self.path}: ends at byte {at}, {self.size} were written")
-                target, at = target[count:], at + count
+                    raise CorruptCheckpointError(f"{self.path}: ends at byte {at + done}, {self.size} were written")
+                done += count
+            at, done = at + len(target), done - len(target)
+
+    def _preadv(self, targets: Sequence[memoryview], at: int) -> int:
+        try:
+            return os.preadv(self._fd, targets, at)
         except OSError as error:
             raise self._trouble(error) from error
 
@@ -219,27 +262,48 @@ def _deliver_grid(first: int, strides: tuple[int, ...], target: np.ndarray, bloc
             target[row : row + 1].view(np.uint8)[start - at : stop - at] = block[start - low : stop - low]
 
 
-def _segments(strips: Sequence[Strip], low: int, high: int, *, whole: bool) -> Iterator[tuple[int, int, memoryview | list[Strip]]]:
-    """Stretches of a range to read, ascending: (start, stop, the memory that takes all of it, or the strips that lie in it).
-
-    `whole`: they cover the range without a gap; else what nobody wants is left out where it is longer than LONG_GAP.
-    """
+def _segments(strips: Sequence[Strip], low: int, high: int, *, whole: bool) -> Iterator[_Segment]:
+    """What to read of a range, ascending. `whole`: all of it; else what nobody wants is left out where it is longer than LONG_GAP."""
     start = reach = low
     inside: list[Strip] = []
-    for i, strip in enumerate(strips):
-        first, last = max(strip.first, low), min(strip.last, high)
-        alone = last - first >= DIRECT_BYTES and first >= reach and (i + 1 == len(strips) or strips[i + 1].first >= last)
-        if alone and strip.memory is not None:
+    i, count = 0, len(strips)
+    while i < count:
+        first, after = max(strips[i].first, low), max(i + 1, _run_end(strips, i))
+        last = min(strips[after - 1].last, high)
+        alone = strips[i].memory is not None and first >= reach and (after == count or strips[after].first >= last)
+        if alone and last - first >= DIRECT_BYTES:
             if inside or (whole and first > start):
-                yield start, first if whole else reach, inside
-            yield first, last, strip.memory[first - strip.first : last - strip.first]
+                yield _Segment(start, first if whole else reach, (), inside)
+            yield _Segment(first, last, _memories(strips[i:after], low, high), ())
             start, reach, inside = last, last, []
-            continue
-        if not whole and (not inside or first - reach > LONG_GAP):
-            if inside:
-                yield start, reach, inside
-            start, inside = first, []
-        inside.append(strip)
-        reach = max(reach, last)
+        else:
+            if not whole and (not inside or first - reach > LONG_GAP):
+                if inside:
+                    yield _Segment(start, reach, (), inside)
+                start, inside = first, []
+            inside += strips[i:after]
+            reach = max(reach, *(min(strip.last, high) for strip in strips[i:after]))
+        i = after
     if inside or (whole and start < high):
-        yield start, high if whole else reach, inside
+        yield _Segment(start, high if whole else reach, (), inside)
+
+
+def _run_end(strips: Sequence[Strip], i: int) -> int:
+    """The number behind the last of the strips from i on that have memory and follow one another without a gap; i where it has none."""
+    end = -1
+    for number in range(i, len(strips)):
+        first, last, memory, _, _ = strips[number]
+        if memory is None or (first != end and end >= 0):
+            return number
+        end = last
+    return len(strips)
+
+
+def _memories(strips: Sequence[Strip], low: int, high: int) -> list[memoryview]:
+    """Those of strips that follow one another, as far as they are in a range: only the first and the last may reach out of it."""
+    found: list[Any] = [strip[2] for strip in strips]
+    if (over := strips[-1].last - high) > 0:
+        found[-1] = found[-1][:-over]
+    if (under := low - strips[0].first) > 0:
+        found[0] = found[0][under:]
+    return found

@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn, overload
 
 import xxhash
 
@@ -36,6 +36,7 @@ from slurmtrain.errors import CheckpointError, CorruptCheckpointError
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = 2
 CHUNK_BYTES = 8 << 20
+SUM_DIGITS = 16
 _KEYS_1 = {"v", "step", "attempt", "tokens", "layout", "chunk_bytes", "files", "tensors", "state"}
 _KEYS = {1: _KEYS_1, 2: _KEYS_1 | {"t"}}
 _SEAL = re.compile(rb',"xxh3_64":"([0-9a-f]{16})"\}\n')
@@ -45,12 +46,47 @@ _WRONG = (LookupError, TypeError, ValueError, AssertionError, AttributeError)
 """What a value raises that is not of the form it should be."""
 
 
+class Sums(Sequence[str]):
+    """Sums of 16 digits each as one text: of 16 TB there are two million. Equal to any sequence of the same texts."""
+
+    def __init__(self, digits: str) -> None:
+        if len(digits) % SUM_DIGITS:
+            raise ValueError(f"sums are {SUM_DIGITS} digits each")
+        self.digits = digits
+
+    def __len__(self) -> int:
+        return len(self.digits) // SUM_DIGITS
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        start = range(0, len(self.digits), SUM_DIGITS)[index]
+        return self.digits[start : start + SUM_DIGITS]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Sums):
+            return self.digits == other.digits
+        return isinstance(other, tuple | list) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
 @dataclass(frozen=True)
 class FileSum:
     """Size in bytes and the xxh3_64 of each chunk, as 16 hex digits."""
 
     size: int
-    xxh3_64: tuple[str, ...]
+    xxh3_64: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -124,9 +160,8 @@ class Tensors(Mapping[str, TensorEntry]):
         """
         try:
             have, sizes, ((number, _, _, at, panel, offset, extents),) = self.raw[name]
-            plain = have == dtype and tuple(sizes) == tuple(extents) == shape and not panel and not any(offset)
-            if plain and type(at) is int and type(number) is int and at >= 0 <= number and len(offset) == len(shape):
-                return self._names[number], at
+            if have == dtype and sizes == extents and tuple(sizes) == shape and not panel and not any(offset):
+                return self._names[_int(number)], _int(at)
         except (KeyError, IndexError, TypeError, ValueError):  # `near` has words for it
             return None
         return None
@@ -185,7 +220,7 @@ class Manifest:
             "t": self.t,
             "layout": dict(self.layout),
             "chunk_bytes": self.chunk_bytes,
-            "files": {name: [one.size, "".join(one.xxh3_64)] for name, one in self.files.items()},
+            "files": {name: [one.size, _digits(one.xxh3_64)] for name, one in self.files.items()},
             "tensors": {
                 name: [entry.dtype, entry.shape, [_row(one, number) for one in entry.boxes]] for name, entry in self.tensors.items()
             },
@@ -212,7 +247,7 @@ def _unseal(data: bytes, where: str) -> dict[str, Any]:
     """The JSON object under its sum, of a version that this release reads."""
     seal = _SEAL.fullmatch(data[-_SEAL_BYTES:])
     try:
-        raw = json.loads(data)
+        raw = json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"{where}: {len(data)} bytes that are not JSON: {error}") from error
     version = raw.get("v") if isinstance(raw, dict) else None
@@ -226,6 +261,14 @@ def _unseal(data: bytes, where: str) -> dict[str, Any]:
     return dict(raw)
 
 
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _digits(sums: Sequence[str]) -> str:
+    return sums.digits if isinstance(sums, Sums) else "".join(sums)
+
+
 def _row(one: StoredBox, number: Mapping[str, int]) -> list[Any]:
     return [number[one.file], one.dataset, one.start, one.at, one.panel, one.box.offset, one.box.shape]
 
@@ -234,18 +277,19 @@ def _manifest_from_raw(raw: dict[str, Any], where: str) -> Manifest:
     version = raw["v"]
     if raw.keys() != _KEYS[version]:
         raise ValueError(f"keys {sorted(raw.keys() ^ _KEYS[version])} are unknown or missing")
+    for key in ("files", "tensors", "layout", "state"):
+        if not isinstance(raw[key], dict):
+            raise TypeError(f"{key} is not an object")
     read = _sums_1 if version == 1 else _sums_2
     files = {_file_name(name): read(one) for name, one in raw["files"].items()}
-    if not isinstance(raw["tensors"], dict):
-        raise TypeError("the index is not an object")
     return Manifest(
         step=_int(raw["step"]),
         attempt=_int(raw["attempt"]),
         tokens=_int(raw["tokens"]),
-        layout=dict(raw["layout"]),
+        layout=raw["layout"],
         files=files,
         tensors=Tensors(raw["tensors"], files, version, where),
-        state=dict(raw["state"]),
+        state=raw["state"],
         chunk_bytes=_int(raw["chunk_bytes"], least=1),
         t=_seconds(raw.get("t", 0.0)),
     )
@@ -257,9 +301,7 @@ def _sums_1(raw: dict[str, Any]) -> FileSum:
 
 def _sums_2(raw: list[Any]) -> FileSum:
     size, digits = raw
-    if len(_text(digits)) % 16:
-        raise ValueError("sums are 16 digits each")
-    return FileSum(_int(size), tuple(digits[i : i + 16] for i in range(0, len(digits), 16)))
+    return FileSum(_int(size), Sums(_text(digits)))
 
 
 def _entry_1(raw: dict[str, Any], files: Mapping[str, FileSum]) -> TensorEntry:
@@ -303,7 +345,11 @@ def _seconds(value: Any) -> float:
 
 
 def _ints(values: Any) -> tuple[int, ...]:
-    return tuple(_int(value) for value in values)
+    found = tuple(values)
+    for value in found:
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{value!r} is not a whole number from 0 on")
+    return found
 
 
 def _text(value: Any) -> str:
@@ -313,6 +359,6 @@ def _text(value: Any) -> str:
 
 
 def _file_name(value: Any) -> str:
-    if not _FILE_NAME.fullmatch(_text(value)):
+    if not _FILE_NAME.fullmatch(_text(value)) or value == MANIFEST_NAME:
         raise ValueError(f"{value!r} is not the name of a file beside the manifest")
     return str(value)
