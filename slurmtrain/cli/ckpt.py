@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
-
 import click
 
-from slurmtrain.cli import ckpt_copy, ckpt_diff, ckpt_list, ckpt_now, ckpt_prune, ckpt_show, ckpt_verify
+from slurmtrain.cli import ckpt_convert, ckpt_copy, ckpt_diff, ckpt_list, ckpt_now, ckpt_prune, ckpt_show, ckpt_verify
 from slurmtrain.cli.options import examples
-
-_CONVERT = "slurmtrain.cli.ckpt_convert"
 
 
 @click.group(
@@ -20,8 +15,6 @@ def command() -> None:
     """List, check, compare, copy and prune the checkpoints of runs; convert them."""
 
 
-for _module in (ckpt_list, ckpt_show, ckpt_verify, ckpt_diff, ckpt_prune, ckpt_copy, ckpt_now):
-    command.add_command(_module.command)
-if find_spec(_CONVERT) is not None:
-    for _one in import_module(_CONVERT).COMMANDS:
-        command.add_command(_one)
+_OURS = (ckpt_list, ckpt_show, ckpt_verify, ckpt_diff, ckpt_prune, ckpt_copy, ckpt_now)
+for _one in (*(module.command for module in _OURS), *ckpt_convert.COMMANDS):
+    command.add_command(_one)

@@ -14,14 +14,13 @@ from slurmtrain.cli.batch import batch_options, ended_by_sigterm, output_beside,
 from slurmtrain.cli.doors import Doors, doors_of
 from slurmtrain.cli.options import F, examples, root_option, with_options
 from slurmtrain.cli.paths import UserPath
-from slurmtrain.errors import CheckpointError, ConfigError, CorruptCheckpointError, UserError
+from slurmtrain.errors import ConfigError, CorruptCheckpointError, UserError
 
 if TYPE_CHECKING:
     from slurmtrain.checkpoint.cuts import Sizing
     from slurmtrain.checkpoint.expected import Expected
-    from slurmtrain.checkpoint.making import Kinds, Made
+    from slurmtrain.checkpoint.making import Made
     from slurmtrain.cli.ckpt_names import Named
-    from slurmtrain.cli.ckpt_place import Place
     from slurmtrain.store.manifest import Manifest
 
 _WIDE: dict[str, Any] = {"max_content_width": 110}
@@ -66,14 +65,14 @@ def reshard(ctx: click.Context, /, name: str, dest: str, root: Path | None, **sa
     from slurmtrain.cli.bars import bar
     from slurmtrain.cli.ckpt_lease import kept_while_read
     from slurmtrain.cli.ckpt_names import checkpoint_named
-    from slurmtrain.cli.ckpt_place import check_room, place_of
+    from slurmtrain.cli.ckpt_place import check_model, check_room, place_of
 
     doors, sizing, weights_only = doors_of(ctx), _sizing(said), said["weights_only"]
     named = checkpoint_named(name, root, doors)
     manifest = _manifest_of(named)
     place = place_of(dest, manifest.step, root, doors)
     size = rewrite.rewritten_bytes(manifest, weights_only=weights_only)
-    _check_run(place, kinds_of(manifest), str(named))
+    check_model(place, kinds_of(manifest), str(named))
     check_room(place.out, size, _most_files(sizing, size), place.run, doors)
     words = ["ckpt", "reshard", str(named.folder), f"--out={place.word}", *_again(said)]
     if sent_to_batch(ctx, said, words, output=_output(named.file_name, "reshard")):
@@ -153,13 +152,13 @@ def from_dcp(ctx: click.Context, /, folder: Path, dest: str, root: Path | None, 
     """
     from slurmtrain.checkpoint import dcp_read
     from slurmtrain.cli.bars import bar
-    from slurmtrain.cli.ckpt_place import check_room, place_of
+    from slurmtrain.cli.ckpt_place import check_model, check_room, place_of
 
     doors, sizing = doors_of(ctx), _sizing(said)
     expected, like = _expected(said["like"], said["job"], root, doors)
     theirs = dcp_read.look(folder, expected, said["ignore"])
     place = place_of(dest, theirs.header.step, root, doors)
-    _check_run(place, theirs.kinds, str(folder))
+    check_model(place, theirs.kinds, str(folder))
     check_room(place.out, theirs.bytes, _most_files(sizing, theirs.bytes), place.run, doors)
     words = ["ckpt", "from-dcp", _absolute(folder), like, f"--out={place.word}", *_again(said)]
     if sent_to_batch(ctx, said, words, output=_output(folder.name, "from-dcp")):
@@ -191,7 +190,7 @@ def import_(ctx: click.Context, /, folder: Path, job: Path, dest: str, root: Pat
     from slurmtrain.checkpoint.hf_check import check_weights
     from slurmtrain.checkpoint.making import bytes_of
     from slurmtrain.cli.bars import bar
-    from slurmtrain.cli.ckpt_place import check_room, place_of
+    from slurmtrain.cli.ckpt_place import check_model, check_room, place_of
     from slurmtrain.config.load import load_job
 
     doors, sizing = doors_of(ctx), _sizing(said)
@@ -199,7 +198,7 @@ def import_(ctx: click.Context, /, folder: Path, job: Path, dest: str, root: Pat
     check_weights(folder, model, where=str(job))
     place, kinds = place_of(dest, 0, root, doors), hf_import.imported_kinds(model)
     size = bytes_of(kinds)
-    _check_run(place, kinds, str(job))
+    check_model(place, kinds, str(job))
     check_room(place.out, size, _most_files(sizing, size), place.run, doors)
     words = ["ckpt", "import", f"--hf={_absolute(folder)}", f"--job={_absolute(job)}", f"--out={place.word}", *_again(said)]
     if sent_to_batch(ctx, said, words, output=_output(folder.name, "import")):
@@ -273,19 +272,6 @@ def _manifest_of(named: Named) -> Manifest:
     if problems := cheap_problems(named.folder, manifest):
         raise CorruptCheckpointError(f"{named.folder}: {summary(problems)}")
     return manifest
-
-
-def _check_run(place: Place, kinds: Kinds, whose: str) -> None:
-    """A run gets no checkpoint of another model. Raises CheckpointError."""
-    from slurmtrain.checkpoint.expected import misfits, of_job
-    from slurmtrain.config.stored import read_job
-
-    if place.run is None:
-        return
-    ours = {name: kind for name, kind in kinds.items() if name.startswith("model/")}
-    wanted = of_job(read_job(place.run.job_json), f"run {place.run.name}")
-    if fault := misfits(ours, wanted.of(("model",)), has=whose, wants=wanted.where):
-        raise CheckpointError(fault)
 
 
 def _expected(like: str | None, job: Path | None, root: Path | None, doors: Doors) -> tuple[Expected, str]:

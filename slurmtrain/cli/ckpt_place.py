@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from slurmtrain.cli.doors import Doors
 
 if TYPE_CHECKING:
+    from slurmtrain.checkpoint.making import Kinds
     from slurmtrain.rundir import RunDir
 
 
@@ -71,3 +72,17 @@ def check_room(out: Path, size: int, files: int, run: RunDir | None, doors: Door
     there = next(folder for folder in out.absolute().parents if folder.is_dir())
     if short := shortage(there, Need(size, files), shell=doors.shell, site=site):
         raise UserError(f"no room for {out}: {short}")
+
+
+def check_model(place: Place, kinds: Kinds, whose: str) -> None:
+    """A run gets no checkpoint of another model. Raises CheckpointError."""
+    from slurmtrain.checkpoint.expected import misfits, of_job
+    from slurmtrain.config.stored import read_job
+    from slurmtrain.errors import CheckpointError
+
+    if place.run is None:
+        return
+    ours = {name: kind for name, kind in kinds.items() if name.startswith("model/")}
+    wanted = of_job(read_job(place.run.job_json), f"run {place.run.name}")
+    if fault := misfits(ours, wanted.of(("model",)), has=whose, wants=wanted.where):
+        raise CheckpointError(fault)

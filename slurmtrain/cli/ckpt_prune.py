@@ -46,13 +46,16 @@ def command(ctx: click.Context, /, name: str, root: Path | None, **said: Any) ->
 
     The newest that verifies never goes, nor one that somebody reads just now.
     """
+    from slurmtrain.cli.ckpt_names import steps_of
     from slurmtrain.cli.facts import locate
     from slurmtrain.units import counted, format_size
 
     doors = doors_of(ctx)
     run = locate(name, root, doors)
-    going = _going(run, _policy(run, said), said["policy"], doors)
     asides = _asides(run) if said["aside"] else []
+    if not asides:
+        steps_of(run)
+    going = _going(run, _policy(run, said), said["policy"], doors)
     folders = [*(run.checkpoint(step) for step in going), *(one.folder for one in asides)]
     if not folders:
         click.echo(f"run {run.name}: nothing to remove")
@@ -88,16 +91,14 @@ def _policy(run: RunDir, said: Mapping[str, Any]) -> RetentionPolicy:
 
 
 def _going(run: RunDir, rules: RetentionPolicy, policy: Policy, doors: Doors) -> list[int]:
-    """Steps that go, oldest first. Raises UserError, and CheckpointError where none verifies."""
-    from slurmtrain.cli.ckpt_names import steps_of
+    """Steps that go, oldest first. Raises CheckpointError where there are some and none verifies, OSError."""
     from slurmtrain.store.leases import leased
     from slurmtrain.store.listing import newest_verified
     from slurmtrain.store.retention import kept, to_remove
     from slurmtrain.store.verify import sum_problems
 
-    steps_of(run)
     there, used = kept(run, manifests=rules.needs_manifests), leased(run, doors.clock.time())
-    if not to_remove(there, rules, durable=there[-1].step, leased=used):
+    if not there or not to_remove(there, rules, durable=there[-1].step, leased=used):
         return []  # nothing would go, whichever verifies: an older one holds more back
     found = newest_verified(run.checkpoints, lambda folder, manifest: sum_problems(folder, manifest, policy=policy))
     assert found is not None
@@ -120,13 +121,18 @@ def _size(folder: Path) -> int:
         return 0
 
 
+def asked_here() -> bool:
+    """Whether somebody can answer."""
+    return sys.stdin.isatty()
+
+
 def _ask(question: str, *, yes: bool) -> None:
     """Raises click.Abort for a no, UserError where nobody can be asked."""
     from slurmtrain.errors import UserError
 
     if yes:
         return
-    if not sys.stdin.isatty():
+    if not asked_here():
         raise UserError(f"{question} nobody can be asked here: give --yes, or --dry-run to look")
     click.confirm(question, abort=True)
 
