@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from math import prod
+from operator import add, le
 
 Region = tuple[tuple[int, int], ...]
 """(start, stop) for each dim of a local tensor."""
@@ -32,7 +33,7 @@ class Box:
 
     def __post_init__(self) -> None:
         assert len(self.offset) == len(self.shape), (self.offset, self.shape)
-        assert all(o >= 0 and s >= 0 for o, s in zip(self.offset, self.shape, strict=True)), self
+        assert not self.shape or min(*self.offset, *self.shape) >= 0, self
 
     @property
     def volume(self) -> int:
@@ -41,7 +42,7 @@ class Box:
 
     @property
     def stop(self) -> tuple[int, ...]:
-        return tuple(o + s for o, s in zip(self.offset, self.shape, strict=True))
+        return tuple(map(add, self.offset, self.shape))
 
     def within(self, outer: Box) -> Region:
         """The box in the coordinates of one that holds it."""
@@ -74,9 +75,8 @@ def whole(shape: Sequence[int]) -> Box:
 
 def contains(outer: Box, inner: Box) -> bool:
     """Whether every element of `inner` is in `outer`."""
-    return len(outer.shape) == len(inner.shape) and all(
-        a <= b and d <= c for a, b, c, d in zip(outer.offset, inner.offset, outer.stop, inner.stop, strict=True)
-    )
+    same = len(outer.shape) == len(inner.shape)
+    return same and all(map(le, outer.offset, inner.offset)) and all(map(le, inner.stop, outer.stop))
 
 
 def intersect(a: Box, b: Box) -> Box | None:
