@@ -207,7 +207,9 @@ def test_show_of_what_is_not_there_or_damaged(desk, run):
 PROBE = """
 import json, sys
 from slurmtrain.cli.main import main
-for words in (["list", "job"], ["prune", "job", "--dry-run"], ["now", "job"], ["show", "job"], ["verify", "job"]):
+archive = sys.argv[1] + "/../archive"
+for line in ("list job", "prune job --dry-run", "now job", "show job", "verify job", "diff job@10 job@20", "copy job " + archive):
+    words = line.split()
     try:
         main(["ckpt", *words, "--root", sys.argv[1]])
     except SystemExit as end:
@@ -216,8 +218,9 @@ for words in (["list", "job"], ["prune", "job", "--dry-run"], ["now", "job"], ["
 
 
 def test_torch_is_not_loaded(desk, run):
-    """Nor HDF5 by any of them; numpy where tensors are counted or read."""
+    """Nor HDF5 by those that read no tensors; numpy where tensors are counted or read."""
     command = [sys.executable, "-c", PROBE, str(desk.root)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, **desk.env})
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    assert told == [["list", 0, []], ["prune", 0, []], ["now", 2, []], ["show", 0, ["numpy"]], ["verify", 0, ["numpy"]]]
+    assert told[:5] == [["list", 0, []], ["prune", 0, []], ["now", 2, []], ["show", 0, ["numpy"]], ["verify", 0, ["numpy"]]]
+    assert [(word, code, "torch" in loaded) for word, code, loaded in told[5:]] == [("diff", 0, False), ("copy", 0, False)]

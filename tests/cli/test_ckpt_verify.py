@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from importlib import import_module
 
 import numpy as np
 import pytest
 
 from slurmtrain.store.aside import set_aside
+from slurmtrain.store.leases import leased
 from slurmtrain.store.manifest import MANIFEST_NAME
 from tests.checkpoint.stored import cut_columns, flip, store
 from tests.cli.ckpts import TENSORS, make_run, save
@@ -78,6 +80,34 @@ def test_sampled_looks_at_every_8th_piece(desk, run):
     flip(folder / "rank-00000.h5", 9 << 20)
     assert desk.type("ckpt", "verify", "job", "--policy", "sampled").exit_code == 0
     assert desk.type("ckpt", "verify", "job").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "words, work",
+    [
+        (("verify", "job@10"), "damage.damage"),
+        (("diff", "job@10", "job@20"), "diff.compare"),
+        (("copy", "job@20", "./archive"), "copying.copy_checkpoint"),
+    ],
+)
+def test_what_is_read_is_leased_while_it_is(desk, run, monkeypatch, words, work):
+    monkeypatch.chdir(desk.folder)
+    module, _, name = f"slurmtrain.checkpoint.{work}".rpartition(".")
+    real, seen = getattr(import_module(module), name), []
+    monkeypatch.setattr(f"{module}.{name}", lambda *args, **more: (seen.append(leased(run, desk.clock.time())), real(*args, **more))[1])
+    assert desk.type("ckpt", *words).exit_code == 0
+    assert seen == [{int(word[4:]) for word in words if word.startswith("job@")}]
+    assert leased(run, desk.clock.time()) == set()
+
+
+def test_a_run_that_may_not_be_written_is_read_all_the_same(desk, run, monkeypatch):
+    monkeypatch.setattr(
+        "slurmtrain.store.leases.SystemDisk.write", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
+    )
+    desk.disk.faults["append"] = None
+    result = desk.type("ckpt", "verify", "job@10")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == f"note: {run.leases}: Permission denied: read without a lease, so the run may remove step 10 meanwhile\n"
 
 
 def test_a_folder_by_itself_and_files_that_do_not_belong_there(desk, run):
