@@ -293,6 +293,21 @@ _FIRST = itemgetter(0)
 _new = tuple.__new__
 
 
+def loose_chunks(manifest: Manifest) -> dict[str, list[int]]:
+    """Numbers of the chunks of each file in which no tensor lies, for a manifest of format 2 that has been looked through."""
+    held: dict[str, set[int]] = {name: set() for name in manifest.files}
+    for entry in manifest.tensors.values():
+        width = carrier(entry.dtype).itemsize
+        for one in entry.boxes:
+            if one.at is None:
+                return {}
+            if one.box.volume:
+                last = one.at + one.box.volume * width - 1
+                held[one.file].update(range(one.at // manifest.chunk_bytes, last // manifest.chunk_bytes + 1))
+    every = {name: range(len(manifest.files[name].xxh3_64)) for name in held}
+    return {name: loose for name in held if (loose := [chunk for chunk in every[name] if chunk not in held[name]])}
+
+
 def _none(*_: object) -> None:
     return None
 

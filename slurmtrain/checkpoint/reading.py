@@ -27,6 +27,8 @@ DIRECT_BYTES = 64 << 10
 """Runs of bytes from this length on are read into their target without a stop on the way."""
 MOST_BUFFERS = 512
 """Targets of one read; the system's own bound is 1024."""
+MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+"""What the system says of a file that is not there; anything else says nothing about its bytes."""
 LONG_GAP = 256 << 10
 """Bytes that nobody wants are read and dropped up to this length: a second read would cost more."""
 
@@ -212,12 +214,11 @@ class FileReader:
             raise CorruptCheckpointError(f"{self.path}: chunk {chunk} (bytes {low} to {high}) differs from what was written")
 
     def _trouble(self, error: OSError) -> CorruptCheckpointError:
-        kind = CorruptCheckpointError if error.errno in _MISSING else UnreadableCheckpointError
+        kind = CorruptCheckpointError if error.errno in MISSING else UnreadableCheckpointError
         return kind(f"{self.path}: {os.strerror(error.errno or 0)}")
 
 
 _FIRST = itemgetter(0)
-_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 def deliver(strips: Sequence[Strip], block: np.ndarray, low: int) -> list[Strip]:

@@ -6,18 +6,18 @@ caller leaves the others out. Small values (schedule, data position, versions) g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from slurmtrain.boxes import Part
+from slurmtrain.boxes import Box, Part
 from slurmtrain.checkpoint.dtypes import carrier
 from slurmtrain.checkpoint.group import Group
 from slurmtrain.checkpoint.layout import BoxSpec
-from slurmtrain.checkpoint.load import PartReader, find_checkpoint
+from slurmtrain.checkpoint.load import PartReader, Wish, find_checkpoint
 from slurmtrain.checkpoint.saver import Header, Outcome, Terms, kinds_of
 from slurmtrain.checkpoint.sync import SyncSaver
 from slurmtrain.clock import Clock, SystemClock
@@ -26,10 +26,14 @@ from slurmtrain.rundir import RunDir
 from slurmtrain.store.commit import OwnerCheck
 from slurmtrain.store.manifest import Manifest
 from slurmtrain.store.retention import RetentionPolicy
+from slurmtrain.store.verify import Policy
 
 __all__ = ["TensorSource", "find_checkpoint", "load_checkpoint", "pinned", "save_checkpoint"]
 
 Entry = tuple[Part, torch.Tensor]
+
+BOUNCE_BYTES = 128 << 20
+ALIGNMENT = 64
 
 
 class TensorSource:
@@ -103,21 +107,70 @@ def save_checkpoint(
     return outcome
 
 
-def load_checkpoint(folder: Path, manifest: Manifest, wanted: Sequence[tuple[Part, torch.Tensor]]) -> None:
+def load_checkpoint(
+    folder: Path, manifest: Manifest, wanted: Iterable[Entry], policy: Policy = "full", turn: tuple[int, int] = (0, 1)
+) -> None:
     """Fill the wanted parts of local tensors, in place, whatever layout the checkpoint was written under.
 
-    Errors are those of `load.PartReader.fill`. Elements of a tensor that no part covers (padding) are left as they are.
+    Errors, and `turn` (rank and size where all ranks load at once): those of `load.PartReader`. Elements of a tensor that no part covers
+    (padding) are left as they are. What lies on a device is filled through BOUNCE_BYTES of memory.
     """
-    with torch.no_grad(), PartReader(folder, manifest) as reader:
+    with torch.no_grad(), PartReader(folder, manifest, policy, turn) as reader:
+        far: list[Entry] = []
+        near: list[Wish] = []
         for part, tensor in wanted:
             view = _region(part, tensor)
-            dtype = dtype_name(tensor.dtype)
-            if view.device.type == "cpu":
-                reader.fill(part, dtype, _as_numpy(view))
-                continue
-            buffer = np.empty(part.box.shape, carrier(dtype))
-            reader.fill(part, dtype, buffer)
-            view.copy_(torch.from_numpy(buffer).view(tensor.dtype))
+            if _in_memory(view):
+                near.append(Wish(part, dtype_name(view.dtype), _as_numpy(view)))
+            elif view.numel():
+                far += _split(part, view, BOUNCE_BYTES)
+        reader.fill_all(near)
+        if far:
+            _bounce(reader, far)
+
+
+def _bounce(reader: PartReader, entries: Sequence[Entry]) -> None:
+    """Fill tensors on a device, of BOUNCE_BYTES each at most: as many at a time as there is room for on the way."""
+    cuda = entries[0][1].is_cuda
+    buffer = torch.empty(BOUNCE_BYTES, dtype=torch.uint8, pin_memory=cuda)
+    for batch in _batches(entries):
+        places = [buffer[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape) for at, _, tensor in batch]
+        reader.fill_all(Wish(part, dtype_name(place.dtype), _as_numpy(place)) for (_, part, _), place in zip(batch, places, strict=True))
+        for (_, _, tensor), place in zip(batch, places, strict=True):
+            tensor.copy_(place, non_blocking=True)
+        if cuda:
+            torch.cuda.current_stream().synchronize()  # the buffer is filled again
+
+
+def _batches(entries: Iterable[Entry]) -> Iterator[list[tuple[int, Part, torch.Tensor]]]:
+    """Entries that fit into BOUNCE_BYTES together, each with its place there in bytes."""
+    batch: list[tuple[int, Part, torch.Tensor]] = []
+    at = 0
+    for part, tensor in entries:
+        if at + tensor.nbytes > BOUNCE_BYTES:
+            yield batch
+            batch, at = [], 0
+        batch.append((at, part, tensor))
+        at += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    yield batch
+
+
+def _split(part: Part, view: torch.Tensor, most: int) -> Iterator[Entry]:
+    """The part as parts of at most so many bytes, one after another in row-major order."""
+    if view.nbytes <= most:
+        yield part, view
+        return
+    dim = next(i for i, extent in enumerate(view.shape) if extent > 1)
+    count = max(1, most // (view.nbytes // view.shape[dim]))
+    for start in range(0, view.shape[dim], count):
+        piece = view.narrow(dim, start, min(count, view.shape[dim] - start))
+        offset = tuple(at + (start if i == dim else 0) for i, at in enumerate(part.box.offset))
+        box = Box(offset, tuple(piece.shape))
+        yield from _split(Part(part.name, part.global_shape, box, tuple((0, n) for n in box.shape)), piece, most)
+
+
+def _in_memory(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -127,7 +180,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def _region(part: Part, tensor: torch.Tensor) -> torch.Tensor:
     local = tensor.detach()
-    return local[tuple(slice(a, b) for a, b in part.region)] if part.region else local
+    return local if local.shape == part.box.shape else local[tuple(slice(a, b) for a, b in part.region)]
 
 
 def _as_numpy(tensor: torch.Tensor) -> np.ndarray:
