@@ -165,7 +165,7 @@ class TestGpfs:
     def where(self, tmp_path):
         return on(tmp_path, "gpfs", "/dev/gpfs0")
 
-    def row(self, who, used, limit, files, most, *, device="gpfs0"):  # noqa: PLR0917 the numbers in their order
+    def row(self, who, used, limit, files, most, *, device="gpfs0"):
         kind, name = who.split()
         return f"mmlsquota::0:1:::{device}:{kind}:77:{name}:{used}:0:{limit}:0:none:{files}:0:{most}:0:none:e:on:off:::\n"
 
