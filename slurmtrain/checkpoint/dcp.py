@@ -1,30 +1,30 @@
-"""A checkpoint as PyTorch's Distributed Checkpoint, by torch's own `save`, in one process and without its tensors in memory.
+"""A checkpoint as PyTorch's Distributed Checkpoint: its files and its metadata, without its tensors in memory.
 
-torch plans a save from a state dict, then asks its planner for each item when it is to be written. So the planner here has boxes in
-place of tensors, and reads each out of the checkpoint, verified, when it is asked; the writer goes through the files one after the
-other and holds one item (torch's own holds a file's, to be able to write safetensors). Names: `dcp_names`.
+A folder of `__0_N.distcp`, each a row of tensors as torch.save writes them, and `.metadata`, a pickled object of torch's own classes that
+says which box of which tensor lies at which byte. torch's `save` would want all tensors first, and holds those of a whole file while it
+writes them; here each box is read, verified, written and forgotten. Names: `dcp_names`.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.futures import Future
+from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from slurmtrain.boxes import Box, whole
 from slurmtrain.checkpoint.cuts import Sizing, runs_of_rows
@@ -41,6 +41,7 @@ from slurmtrain.syscalls import SYSTEM, Syscalls, pwrite_all, write_new
 
 _VERSION = "1.0.0"
 """Of torch's format; what its FileSystemWriter writes."""
+BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,12 @@ def to_dcp(
     files = [[items[i] for i in numbers] for numbers in sizing.deal([item.nbytes for item in items])]
     tree = {".".join(path): path for path in [*paths.values(), (HEADER,), *steps_of(manifest.tensors)]}
     with new_folder(out, calls=calls) as staging, PartReader(folder, manifest) as reader:
-        planner = _Planner([item for one in files for item in one], tree, reader)
-        writer = _Writer(staging, [len(one) for one in files], calls, advance)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*in a single process.*")
-            save({}, storage_writer=writer, planner=planner, no_dist=True)
+        contents = in_turn(reader, [item.spec for one in files for item in one if item.spec is not None])
+        places: dict[MetadataIndex, _StorageInfo] = {}
+        for number, some in enumerate(files):
+            places |= _write_file(calls, staging / f"__0_{number}.distcp", some, contents, advance)
+        metadata = Metadata(_index(items), planner_data=tree, storage_data=places, version=_VERSION)
+        write_new(calls, staging / METADATA_NAME, pickle.dumps(metadata))
     return Written(len(kinds), len(files), bytes_of(kinds))
 
 
@@ -111,107 +113,58 @@ def _value(path: tuple[str, ...], value: torch.Tensor) -> _Item:
     return _Item(".".join(path), shape, whole(shape), str(value.dtype).removeprefix("torch."), value=value)
 
 
-class _Planner(SavePlanner):
-    """Plans boxes that are nowhere in memory; `resolve_data` reads them in the order of the plan."""
-
-    def __init__(self, items: Sequence[_Item], tree: dict[str, tuple[str, ...]], reader: PartReader) -> None:
-        self._items, self._tree = items, tree
-        self._contents = in_turn(reader, [item.spec for item in items if item.spec is not None])
-
-    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 torch's
-        return
-
-    def create_local_plan(self) -> SavePlan:
-        return SavePlan([_write_item(item) for item in self._items])
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        plans, metadata = create_default_global_save_plan(all_plans)
-        return plans, replace(metadata, planner_data=self._tree)
-
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        self._left = iter(self._items)
-        return new_plan
-
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        item = next(self._left)
-        assert (item.name, item.box.offset) == (write_item.index.fqn, tuple(write_item.index.offset or ())), "items are read in turn"
-        return item.value if item.value is not None else tensor_of(next(self._contents), item.dtype)
+def _index(items: Sequence[_Item]) -> dict[str, STORAGE_TYPES]:
+    """Type, shape and boxes of each tensor, as torch has them."""
+    index: dict[str, STORAGE_TYPES] = {}
+    for item in items:
+        if item.name not in index:
+            index[item.name] = TensorStorageMetadata(TensorProperties(getattr(torch, item.dtype)), torch.Size(item.shape), [])
+        tensor = index[item.name]
+        assert isinstance(tensor, TensorStorageMetadata)
+        tensor.chunks.append(ChunkStorageMetadata(torch.Size(item.box.offset), torch.Size(item.box.shape)))
+    return index
 
 
-def _write_item(item: _Item) -> WriteItem:
-    offset, size = torch.Size(item.box.offset), torch.Size(item.box.shape)
-    kind = WriteItemType.TENSOR if item.box == whole(item.shape) else WriteItemType.SHARD
-    data = TensorWriteData(ChunkStorageMetadata(offset, size), TensorProperties(getattr(torch, item.dtype)), torch.Size(item.shape))
-    return WriteItem(MetadataIndex(item.name, offset), kind, tensor_data=data)
+def _write_file(
+    calls: Syscalls, path: Path, items: Sequence[_Item], contents: Iterator[np.ndarray], advance: Advance
+) -> dict[MetadataIndex, _StorageInfo]:
+    """Write items one after another; durable when it returns. Where each lies."""
+    places = {}
+    with _New(calls, path) as raw:
+        file = io.BufferedWriter(raw, BUFFER_BYTES)
+        for item in items:
+            start = file.tell()
+            tensor = item.value if item.value is not None else tensor_of(next(contents), item.dtype)
+            torch.save(tensor, file)
+            places[MetadataIndex(item.name, item.box.offset)] = _StorageInfo(path.name, start, file.tell() - start)
+            advance(tensor.nbytes)
+        file.flush()
+        raw.fsync()
+    return places
 
 
-class _Writer(StorageWriter):
-    """Files named as torch names those of one rank; `counts`: how many of the plan's items go into each."""
-
-    def __init__(self, folder: Path, counts: Sequence[int], calls: Syscalls, advance: Advance) -> None:
-        self._folder, self._counts, self._calls, self._advance = folder, counts, calls, advance
-
-    def reset(self, checkpoint_id: Any = None) -> None:  # noqa: ARG002 torch's
-        return
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002, FBT001 torch's
-        return
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        return plans
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        items = iter(plan.items)
-        results = []
-        for number, count in enumerate(self._counts):
-            name = f"__0_{number}.distcp"
-            with _Stream(self._calls, self._folder / name) as stream:
-                for _ in range(count):
-                    item, start = next(items), stream.position
-                    tensor = planner.resolve_data(item)
-                    assert isinstance(tensor, torch.Tensor)
-                    torch.save(tensor, cast(IO[bytes], stream))
-                    length = stream.position - start
-                    results.append(WriteResult(item.index, length, _StorageInfo(name, start, length)))
-                    self._advance(tensor.nbytes)
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
-        return done
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        metadata.version = _VERSION
-        metadata.storage_data = {one.index: one.storage_data for some in results for one in some}
-        write_new(self._calls, self._folder / METADATA_NAME, pickle.dumps(metadata))
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:  # noqa: ARG003 torch's
-        return True
-
-
-class _Stream(io.RawIOBase):
-    """A new file that torch writes to, through the door to system calls; durable when it is closed well."""
+class _New(io.RawIOBase):
+    """A new file, written through the door to system calls."""
 
     def __init__(self, calls: Syscalls, path: Path) -> None:
         self._calls, self._fd = calls, calls.create(path)
-        self.position = 0
+        self._at = 0
 
     def writable(self) -> bool:
         return True
 
+    def tell(self) -> int:
+        return self._at
+
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        pwrite_all(self._calls, self._fd, view, self.position)
-        self._calls.settle(self._fd, self.position, len(view))
-        self.position += len(view)
+        pwrite_all(self._calls, self._fd, view, self._at)
+        self._calls.settle(self._fd, self._at, len(view))
+        self._at += len(view)
         return len(view)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:
-            self._calls.fsync(self._fd)
-        self.close()
+    def fsync(self) -> None:
+        self._calls.fsync(self._fd)
 
     def close(self) -> None:
         if not self.closed:
