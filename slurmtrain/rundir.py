@@ -9,6 +9,8 @@
                  checkpoints/step-00000100/                  manifest.json *.h5
                  checkpoints/step-00000100.aside-0001/       one that was set aside: damaged, or left behind by --resume STEP
                  checkpoints/.leases/                        who reads which checkpoint just now
+                 checkpoints/local.json                      the newest checkpoint on the nodes' own disks
+                 checkpoints/local-rules.json                whose those are, and which of them count no more
                  SAVE                                        touched by a person: save at the next step
                  origin.json                                 the checkpoint of another run that this one began with
                  profile/0001/rank-00000.json                a rank's trace of the steps that metrics.profile names
@@ -228,6 +230,16 @@ class RunDir:
     def lease(self, step: int, token: str) -> Path:
         """Says that somebody reads a checkpoint: retention leaves it alone."""
         return self.leases / f"step-{step:08d}.{token}.json"
+
+    @property
+    def local_json(self) -> Path:
+        """The newest checkpoint that lies whole on the nodes' own disks: for people and the supervisor."""
+        return self.checkpoints / "local.json"
+
+    @property
+    def local_rules(self) -> Path:
+        """By which the run's checkpoints on nodes' own disks are known, and which of them count no more."""
+        return self.checkpoints / "local-rules.json"
 
     @property
     def save_request(self) -> Path:
