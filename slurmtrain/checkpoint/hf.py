@@ -11,30 +11,32 @@ import torch
 from safetensors import SafetensorError
 
 from slurmtrain.boxes import Part
-from slurmtrain.checkpoint.hf_check import TYPES
+from slurmtrain.checkpoint.fitting import Fit, Shape
+from slurmtrain.checkpoint.hf_check import TYPES, fit_of_folder, stored_tensors
 from slurmtrain.checkpoint.hf_files import opened, tensor_files
-from slurmtrain.checkpoint.hf_names import Place, base_name, places, surplus
+from slurmtrain.checkpoint.hf_names import Place
 from slurmtrain.checkpoint.state import dtype_name
-from slurmtrain.config.hf import CONFIG_NAME, model_keys, read_config
 from slurmtrain.config.model import ModelConfig
 from slurmtrain.errors import CheckpointError
-from slurmtrain.models.names import EMBEDDING, HEAD
 from slurmtrain.units import counted
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What was read: number of boxes, files opened, and the casts that were made, such as "bfloat16 to float32"."""
+    """What was read: number of boxes, files opened, and the casts that were made, such as "bfloat16 to float32"; `beside`: what did
+    not fit and was allowed, in words.
+    """
 
     boxes: int
     files: int
     casts: tuple[str, ...]
+    beside: str = ""
 
     @property
     def line(self) -> str:
         """For the log."""
         cast = f", cast from {' and from '.join(self.casts)}" if self.casts else ""
-        return f"{counted(self.boxes, 'tensor')} from {counted(self.files, 'file')}{cast}"
+        return f"{counted(self.boxes, 'tensor')} from {counted(self.files, 'file')}{cast}{self.beside}"
 
 
 @dataclass(frozen=True)
@@ -51,39 +53,34 @@ class _Wish:
 def load_weights(folder: Path, model: ModelConfig, entries: Sequence[tuple[Part, torch.Tensor]]) -> Loaded:
     """Fill the parts of local tensors, named as in `models.names`, in place, on any device; values are cast to the target's type.
 
-    A head of its own starts from the embedding where the weights have theirs tied. Raises ConfigError for files that are not there,
-    CheckpointError naming tensor and file for one that is missing, of another shape, unknown to the model, or damaged.
+    What the job allows to be missing is left as it is. A head of its own starts from the embedding where the weights have theirs tied.
+    Raises ConfigError for files that are not there, CheckpointError naming tensor and file for one that is missing, of another shape,
+    unknown to the model, or damaged.
     """
-    wishes = _wishes(folder, model, entries)
+    fitting, wishes = _wishes(folder, model, entries)
     files = sorted({wish.file for wish in wishes})
     casts: dict[str, None] = {}
     for file in files:
         with opened(file, "pt") as source, torch.no_grad():
             casts |= dict.fromkeys(cast for wish in wishes if wish.file == file if (cast := _read(source, wish)))
-    return Loaded(len(wishes), len(files), tuple(casts))
+    return Loaded(len(wishes), len(files), tuple(casts), fitting.words)
 
 
-def _wishes(folder: Path, model: ModelConfig, entries: Sequence[tuple[Part, torch.Tensor]]) -> list[_Wish]:
+def _wishes(folder: Path, model: ModelConfig, entries: Sequence[tuple[Part, torch.Tensor]]) -> tuple[Fit, list[_Wish]]:
     files = tensor_files(folder)
-    if unknown := surplus(set(files), model):
-        more = f" (and {counted(len(unknown) - 1, 'more tensor')})" if len(unknown) > 1 else ""
-        raise CheckpointError(f"{files[unknown[0]]}: {unknown[0]}{more}: this {model.family} model has no such tensor")
-    names, where = {base_name(name): name for name in files}, places(model)
-    if not model.tied_embeddings and base_name(where[HEAD].name) not in names and _tied(folder):
-        where[HEAD] = where[EMBEDDING]
-    found = {ours: _find(where[ours], names, files, folder) for ours in {part.name for part, _ in entries}}
-    return [_Wish(part, target, where[part.name], *found[part.name]) for part, target in entries]
+    try:
+        fitting, where = fit_of_folder(folder, model, _shapes(folder, files, model))
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+    wanted = [(part, target, fitting.found[part.name]) for part, target in entries if part.name in fitting.found]
+    return fitting, [_Wish(part, target, where[part.name], name, files[name]) for part, target, name in wanted]
 
 
-def _find(place: Place, names: Mapping[str, str], files: Mapping[str, Path], folder: Path) -> tuple[str, Path]:
-    name = names.get(base_name(place.name))
-    if name is None:
-        raise CheckpointError(f"{folder}: no tensor {place.name}, which this model needs, among the {len(files)} that it holds")
-    return name, files[name]
-
-
-def _tied(folder: Path) -> bool:
-    return bool(model_keys(read_config(folder), str(folder / CONFIG_NAME))["tied_embeddings"])
+def _shapes(folder: Path, files: Mapping[str, Path], model: ModelConfig) -> dict[str, Shape | None]:
+    """Shapes decide where tensors may be missing; elsewhere one that differs is told when it is read."""
+    if not model.weights_missing:
+        return dict.fromkeys(files)
+    return {name: one.shape for name, one in stored_tensors(folder).items()}
 
 
 def _read(source: Any, wish: _Wish) -> str:

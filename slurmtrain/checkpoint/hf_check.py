@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
-from slurmtrain.checkpoint.hf_names import base_name, places, surplus
+from slurmtrain.checkpoint.fitting import Fit, Shape, fit, renamed
+from slurmtrain.checkpoint.hf_names import Place, base_name, means_nothing, places
 from slurmtrain.config.hf import CONFIG_NAME, model_keys, read_config
 from slurmtrain.config.model import ModelConfig
 from slurmtrain.config.weights import INDEX, KEY, Stored, read_head, shards, weight_files
-from slurmtrain.errors import ConfigError
-from slurmtrain.models.names import HEAD
-from slurmtrain.units import counted
+from slurmtrain.errors import CheckpointError, ConfigError
+from slurmtrain.models.names import EMBEDDING, HEAD
 
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Element types that are read, by their names in a file."""
@@ -27,26 +29,38 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     return {name: heads[path][name] for name, path in files.items()}
 
 
-def check_weights(folder: Path, model: ModelConfig, *, where: str = "") -> None:
-    """The tensors are those of the model. Raises ConfigError naming the first that is missing, too many, or of another shape or type."""
+def check_weights(folder: Path, model: ModelConfig, *, where: str = "") -> Fit:
+    """The tensors are those of the model, but for what the job allows; how they fit.
+
+    Raises ConfigError naming those that are missing, too many, or of another shape or type.
+    """
     found = stored_tensors(folder)
-    if unknown := surplus(set(found), model):
-        more = f" (and {counted(len(unknown) - 1, 'more tensor')})" if len(unknown) > 1 else ""
-        _refuse(folder, where, f"{unknown[0]}{more}: this {model.family} model has no such tensor")
-    by_base = {base_name(name): one for name, one in found.items()}
-    for ours, place in places(model).items():
-        stored = by_base.get(base_name(place.name))
-        if stored is None and not (ours == HEAD and (model.tied_embeddings or _tied(folder))):
-            _refuse(folder, where, f"no tensor {place.name}, which this model needs, among the {len(found)} that it holds")
-        if stored is not None and stored.shape != place.shape:
-            _refuse(folder, where, f"{place.name} has shape {stored.shape}, {place.shape} in this model")
-        if stored is not None and stored.dtype not in TYPES:
-            _refuse(folder, where, f"{place.name} has elements of type {stored.dtype}: use weights in {', '.join(TYPES)}")
+    try:
+        fitting, _ = fit_of_folder(folder, model, {name: one.shape for name, one in found.items()})
+    except CheckpointError as error:
+        _refuse(folder, where, str(error))
+    for name in fitting.found.values():
+        if found[name].dtype not in TYPES:
+            _refuse(folder, where, f"{name} has elements of type {found[name].dtype}: use weights in {', '.join(TYPES)}")
+    return fitting
+
+
+def fit_of_folder(folder: Path, model: ModelConfig, there: Mapping[str, Shape | None]) -> tuple[Fit, dict[str, Place]]:
+    """How the tensors of a folder fit a model, and in which place each of ours lies in the one that is its own there.
+
+    A head of its own starts from the embedding where the weights have theirs tied. Raises CheckpointError, and ConfigError for a
+    config.json that is damaged.
+    """
+    where = places(model)
+    if not model.tied_embeddings and base_name(where[HEAD].name) not in renamed(there, model.weights_names, base_name) and _tied(folder):
+        where[HEAD] = where[EMBEDDING]
+    expected = {ours: (place.name, place.shape) for ours, place in where.items()}
+    return fit(there, expected, model, plain=base_name, ignored=means_nothing), where
 
 
 def _tied(folder: Path) -> bool:
     return bool(model_keys(read_config(folder), str(folder / CONFIG_NAME))["tied_embeddings"])
 
 
-def _refuse(folder: Path, where: str, problem: str) -> None:
+def _refuse(folder: Path, where: str, problem: str) -> NoReturn:
     raise ConfigError(problem, where=where, key=KEY, value=str(folder))

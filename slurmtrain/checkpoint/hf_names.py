@@ -13,7 +13,6 @@ Box(offset=(1, 10), shape=(4, 3))
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurmtrain.boxes import Box
@@ -76,10 +75,9 @@ def base_name(name: str) -> str:
     return _PREFIX.sub("", name, count=1) if _PREFIX.match(name) else name
 
 
-def surplus(names: Mapping[str, object] | set[str], model: ModelConfig) -> list[str]:
-    """Tensors of a file that mean something and that this model has not; buffers, and the head of a tied model, mean nothing."""
-    known = {base_name(place.name) for place in places(model).values()} | {"lm_head.weight"}
-    return sorted(name for name in names if base_name(name) not in known and not _BUFFERS.fullmatch(name))
+def means_nothing(name: str) -> bool:
+    """Whether a tensor of this base name is a buffer, or the head of a model whose head may be tied."""
+    return name == "lm_head.weight" or _BUFFERS.fullmatch(name) is not None
 
 
 def _split(name: str) -> tuple[str, str, str]:

@@ -9,8 +9,8 @@ from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
-from slurmtrain.checkpoint.hf_check import check_weights
 from slurmtrain.cli.doors import Doors
+from slurmtrain.cli.first_values import with_checked_weights
 from slurmtrain.cli.options import KEYS
 from slurmtrain.cli.runs import cluster_name, root_of_site
 from slurmtrain.config.checks import check_job
@@ -92,8 +92,7 @@ def draft(wish: Wish, doors: Doors) -> Draft:
     plan = build_plan(job, site)
     check_patterns(job, where=str(wish.job_file))
     check_data(job, where=str(wish.job_file))
-    if job.model.weights is not None:
-        check_weights(job.model.weights, job.model, where=str(wish.job_file))
+    job = with_checked_weights(job, where=str(wish.job_file))
     root = root_of_site(wish.root, doors.env, site)
     check_root(root)
     return Draft(job, site, plan, RunDir(root / job.run.name))

@@ -16,7 +16,8 @@ from slurmtrain.errors import SlurmtrainError
 from slurmtrain.launch.prepare import RunContents, create_run, discard_run, renew_run
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.aside import put_back, set_aside
-from slurmtrain.store.origin import hold, let_go
+from slurmtrain.store.listing import steps_present
+from slurmtrain.store.origin import Origin, borrowed, hold, let_go, read_origin
 
 Undo = Callable[[], None]
 
@@ -24,9 +25,14 @@ Undo = Callable[[], None]
 def publish(made: Draft, contents: RunContents, doors: Doors, start: Start) -> Undo:
     """Make the run folder, or renew it; gives back what takes a new one away again, and puts checkpoints back. Raises SlurmtrainError."""
     undo = _renew(made, contents, doors, start) if start.resume else _create(made, contents, doors, start)
-    if start.origin is not None and (note := hold(start.origin, made.run)):
-        click.echo(f"warning: {note}", err=True)
+    for one in _borrowed(made) if not steps_present(made.run.checkpoints) else []:
+        if note := hold(one, made.run):
+            click.echo(f"warning: {note}", err=True)
     return undo
+
+
+def _borrowed(made: Draft) -> list[Origin]:
+    return borrowed(read_origin(made.run), made.job.model.weights)
 
 
 def take_back(undo: Undo) -> None:
@@ -41,8 +47,6 @@ def _renew(made: Draft, contents: RunContents, doors: Doors, start: Start) -> Un
     def undo() -> None:
         for step, folder in moved:
             put_back(made.run, step, folder)
-        if start.origin is not None:
-            let_go(start.origin, made.run)
 
     try:
         for step in start.behind:
@@ -73,8 +77,8 @@ def _create(made: Draft, contents: RunContents, doors: Doors, start: Start) -> U
         raise
 
     def undo() -> None:
-        if start.origin is not None:
-            let_go(start.origin, made.run)
+        for one in _borrowed(made):
+            let_go(one, made.run)
         discard_run(made.run)
         _remove_root(root, new=new_root)
 

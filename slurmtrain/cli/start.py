@@ -41,7 +41,7 @@ class Start:
     @property
     def branch(self) -> str | None:
         """The checkpoint of another run, as --from takes it."""
-        return None if self.origin is None or self.resume else f"{self.origin.run}@{self.origin.step}"
+        return None if self.origin is None else f"{self.origin.run}@{self.origin.step}"
 
 
 def start_of(
@@ -70,7 +70,7 @@ def _resumed(made: Draft, resume: Resume) -> Start:
     _tell("changed since the run was last submitted", found)
     behind = [] if resume == "newest" else [step for step in steps_present(run.checkpoints) if resume == "none" or step > resume]
     words = "resume" if resume == "newest" else f"resume from {resume if resume == 'none' else f'step {resume}'}"
-    return Start(resume=True, behind=tuple(behind), origin=origin if resume == "none" else None, note="; ".join([words, *map(str, found)]))
+    return Start(resume=True, behind=tuple(behind), note="; ".join([words, *map(str, found)]))
 
 
 def _branched(made: Draft, doors: Doors, word: str, root: Path | None) -> Start:

@@ -32,6 +32,15 @@ def check_positions(job: JobConfig) -> None:
         refuse(job, "training.sequence_length", length, f"the model has max_positions = {model.max_positions}: use that or less")
 
 
+def check_first_values(job: JobConfig) -> None:
+    model = job.model
+    for key in ("weights_names", "weights_missing", "weights_surplus"):
+        value = getattr(model, key)
+        if model.weights is None and value:
+            shown = dict(value) if isinstance(value, dict) else list(value)
+            refuse(job, f"model.{key}", shown, "is about model.weights, and there are none: say them, or leave it out")
+
+
 def check_rope_scaling(job: JobConfig) -> None:
     scaling = job.model.rope_scaling
     if scaling is None:

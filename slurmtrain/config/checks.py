@@ -19,7 +19,7 @@ from slurmtrain.config.check_layout import (
     check_stages,
     check_tensor,
 )
-from slurmtrain.config.check_model import check_positions, check_rope_scaling, check_shape
+from slurmtrain.config.check_model import check_first_values, check_positions, check_rope_scaling, check_shape
 from slurmtrain.config.check_training import check_data, check_evaluation, check_numerics, check_optimizer
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.refusal import multiples, refuse
@@ -79,6 +79,7 @@ _OF_JOB: tuple[Callable[[JobConfig], None], ...] = (
     check_shape,
     check_positions,
     check_rope_scaling,
+    check_first_values,
     check_tensor,
     check_sequence,
     check_context,

@@ -17,7 +17,7 @@ from slurmtrain.config.overrides import apply_options, apply_sets
 from slurmtrain.config.policy import POLICY_PATH, apply_policy
 from slurmtrain.config.presets import merge_preset
 from slurmtrain.config.tomlfile import read_toml
-from slurmtrain.config.weights import merge_weights
+from slurmtrain.config.weights import absolute, merge_weights
 from slurmtrain.errors import ConfigError
 from slurmtrain.rundir import valid_run_name
 
@@ -89,6 +89,8 @@ def _with_paths(job: JobConfig, draft: Draft, path: Path, env: Mapping[str, str]
         return Path(os.path.abspath(path.parent / expand(value, env, where=draft.where(key), key=key)))  # noqa: PTH100
 
     data, sets, weights, python = job.data, job.evaluation.sets, job.model.weights, job.python
+    if weights is not None:
+        weights = absolute(weights, path.parent, env, draft.where("model.weights"))
     sources = tuple(
         one.model_copy(update={"path": resolve(one.path, f"data.sources[{number}].path")}) for number, one in enumerate(data.sources)
     )
@@ -97,7 +99,7 @@ def _with_paths(job: JobConfig, draft: Draft, path: Path, env: Mapping[str, str]
         python = str(resolve(python, "python"))
     return job.model_copy(
         update={
-            "model": job.model.model_copy(update={"weights": weights and resolve(weights, "model.weights")}),
+            "model": job.model.model_copy(update={"weights": weights}),
             "data": data.model_copy(update={"path": data.path and resolve(data.path, "data.path"), "sources": sources}),
             "evaluation": job.evaluation.model_copy(update={"sets": found}),
             "python": python,

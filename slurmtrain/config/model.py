@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from pydantic import model_validator
+from pydantic import Field, field_validator, model_validator
 
 from slurmtrain.config.base import Fraction, Frozen, NonNegativeFloat, Positive, PositiveFloat
-from slurmtrain.config.values import RuleError
+from slurmtrain.config.values import Line, Lines, RuleError
 
 Family = Literal["llama", "qwen2", "qwen3", "gpt2"]
 
@@ -69,7 +69,14 @@ class ModelConfig(Frozen):
     preset: str | None = None
     """Name of the shape in config/presets that the other keys start from."""
     weights: Path | None = None
-    """Folder of Hugging Face safetensors: first values, and the shape where the other keys do not say it."""
+    """First values, and the shape where the other keys do not say it: a folder of Hugging Face safetensors, or `run:RUN[@STEP]`, the
+    weights of another run's checkpoint."""
+    weights_names: dict[Line, Line] = Field(default_factory=dict)
+    """Names of tensors there to the names that are looked for; one * on both sides stands for the same characters."""
+    weights_missing: Lines = ()
+    """Patterns of our tensors that may be missing there, or have another shape: they keep their first values."""
+    weights_surplus: Lines = ()
+    """Patterns of tensors there that this model has no place for."""
     layers: Positive
     hidden: Positive
     heads: Positive
@@ -104,6 +111,14 @@ class ModelConfig(Frozen):
         if hidden % heads:
             raise RuleError(f"does not divide hidden = {hidden}: use a divisor of it, or give head_dim", item="heads", value=heads)
         return {**values, "head_dim": hidden // heads}
+
+    @field_validator("weights_names")
+    @classmethod
+    def _stars_on_both_sides(cls, names: dict[str, str]) -> dict[str, str]:
+        for there, expected in names.items():
+            if there.count("*") > 1 or there.count("*") != expected.count("*"):
+                raise RuleError('has one * on both sides, or none: "old.*" = "layers.*"', item=there, value=expected)
+        return names
 
     @property
     def traits(self) -> Traits:

@@ -102,6 +102,10 @@ def _ulimits(table: dict[str, str]) -> dict[str, str]:
     return table
 
 
+def _array_to_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _version(number: int) -> int:
     if not 1 <= number <= FORMAT_VERSION:
         raise ValueError(f"is a format of another release: this one reads 1 to {FORMAT_VERSION}")
@@ -110,6 +114,8 @@ def _version(number: int) -> int:
 
 Line = Annotated[str, AfterValidator(_line)]
 """Not empty, one line."""
+Lines = Annotated[tuple[Line, ...], BeforeValidator(_array_to_tuple)]
+"""In a section that is looked at before its values are: there a JSON array is a list, which strict tuples refuse."""
 Word = Annotated[str, AfterValidator(_word)]
 """Not empty, no blanks."""
 RunName = Annotated[str, AfterValidator(_run_name)]

@@ -1,10 +1,14 @@
-"""`model.weights`: a folder of Hugging Face safetensors. Its shape lies under the keys that the job says; its files are looked up.
+"""`model.weights`: a folder of Hugging Face safetensors, or a run. Their shape lies under the keys that the job says.
 
-config.json                            the shape (hf)
-model.safetensors                      all tensors, or
-model.safetensors.index.json           {"weight_map": {tensor: file}} and the files that it names
+    run:/runs/a@1200                   the weights of that run's checkpoint; without @: of its newest
+    /data/hub/Llama-3.2-1B             config.json                      the shape (hf)
+                                       model.safetensors                all tensors, or
+                                       model.safetensors.index.json     {"weight_map": {tensor: file}} and the files that it names
 
-The tensors' names and shapes are compared by `checkpoint.hf_check`, the tensors themselves read by `checkpoint.hf`.
+The tensors' names and shapes are compared by `checkpoint.fitting`, the tensors themselves read by `checkpoint.hf` and `train.warm`.
+
+>>> run_weights(Path("run:/runs/a@1200")), run_weights(Path("run:/me@site/a")), run_weights(Path("/data/hub/x@2"))
+(RunWeights(path=PosixPath('/runs/a'), step=1200), RunWeights(path=PosixPath('/me@site/a'), step=None), None)
 """
 
 from __future__ import annotations
@@ -21,14 +25,48 @@ from slurmtrain.config.draft import FILE, Draft
 from slurmtrain.config.expand import expand
 from slurmtrain.config.hf import CONFIG_NAME, SHAPE, model_keys, read_config
 from slurmtrain.errors import ConfigError
+from slurmtrain.rundir import RunDir
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 KEY = "model.weights"
+RUN = "run:"
+_ALONG = ("rope_theta", "rope_scaling", "window", "norm_eps", "tied_embeddings")
+"""Of a run's [model], besides its shape: what its weights were trained with."""
 _LENGTH = struct.Struct("<Q")
 _MOST_HEAD = 100 << 20
 """The library reads no longer one."""
 _POINTER = b"version "
+
+
+@dataclass(frozen=True)
+class RunWeights:
+    """The weights of a run's checkpoint; `step` None: of its newest."""
+
+    path: Path
+    step: int | None
+
+    def to_path(self) -> Path:
+        """As `model.weights` says it."""
+        return Path(f"{RUN}{self.path}" + ("" if self.step is None else f"@{self.step}"))
+
+
+def run_weights(weights: Path | None) -> RunWeights | None:
+    """None for weights that are no run's."""
+    text = str(weights)
+    if weights is None or not text.startswith(RUN):
+        return None
+    path, _, step = text.removeprefix(RUN).rpartition("@")
+    if path and step.isascii() and step.isdecimal():
+        return RunWeights(Path(path), int(step))
+    return RunWeights(Path(text.removeprefix(RUN)), None)
+
+
+def absolute(said: str | Path, beside: Path, env: Mapping[str, str], where: str) -> Path:
+    """The path of `model.weights`, seen from `beside`, with ~ and $VARIABLES filled in. Raises ConfigError."""
+    source = run_weights(Path(said))
+    path = Path(os.path.abspath(beside / expand(source.path if source else said, env, where=where, key=KEY)))  # noqa: PTH100 links stay
+    return RunWeights(path, source.step).to_path() if source else path
 
 
 def merge_weights(draft: Draft, beside: Path, env: Mapping[str, str]) -> None:
@@ -39,25 +77,46 @@ def merge_weights(draft: Draft, beside: Path, env: Mapping[str, str]) -> None:
     said, model = draft.get(KEY), draft.get("model")
     if not isinstance(said, str) or not isinstance(model, dict):
         return
-    folder = Path(os.path.abspath(beside / expand(said, env, where=draft.where(KEY), key=KEY)))  # noqa: PTH100 links stay
+    weights = absolute(said, beside, env, draft.where(KEY))
     try:
-        theirs = model_keys(read_config(folder), str(folder / CONFIG_NAME))
-        weight_files(folder)
+        theirs, told_by = _shape_of_run(weights) if run_weights(weights) else _shape_of_folder(weights)
     except ConfigError as error:
         raise ConfigError(error.problem, where=error.where or draft.where(KEY), key=error.key, value=error.value) from None
-    _check_shape(draft, model, theirs, folder)
+    _check_shape(draft, model, theirs, weights)
     for key in theirs.keys() - model.keys():
-        draft.said[f"model.{key}"] = (FILE, str(folder / CONFIG_NAME))
-    draft.values["model"] = {**theirs, **model, "weights": str(folder)}
+        draft.said[f"model.{key}"] = (FILE, told_by)
+    draft.values["model"] = {**theirs, **model, "weights": str(weights)}
 
 
-def _check_shape(draft: Draft, model: Mapping[str, Any], theirs: Mapping[str, Any], folder: Path) -> None:
-    for key in SHAPE:
+def _shape_of_folder(folder: Path) -> tuple[dict[str, Any], str]:
+    """Keys of [model], and the file that says them."""
+    theirs = model_keys(read_config(folder), str(folder / CONFIG_NAME))
+    weight_files(folder)
+    return theirs, str(folder / CONFIG_NAME)
+
+
+def _shape_of_run(weights: Path) -> tuple[dict[str, Any], str]:
+    source = run_weights(weights)
+    assert source is not None
+    told_by = RunDir(source.path).job_json
+    try:
+        model = json.loads(told_by.read_bytes())["model"]
+        theirs = {key: model[key] for key in (*SHAPE, *_ALONG) if model.get(key) is not None}
+    except OSError:
+        raise ConfigError(f"there is no run in {source.path} (no {told_by.name} that can be read)", key=KEY, value=str(weights)) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ConfigError("is damaged: it tells no model", where=str(told_by)) from None
+    return theirs, str(told_by)
+
+
+def _check_shape(draft: Draft, model: Mapping[str, Any], theirs: Mapping[str, Any], weights: Path) -> None:
+    """Where tensors may be missing, or be too many, they tell themselves what does not fit."""
+    for key in () if model.get("weights_missing") or model.get("weights_surplus") else SHAPE:
         if key in theirs and model.get(key) not in (None, theirs[key]):
-            fault = f"the weights in {folder} have {theirs[key]!r}: leave it out"
+            fault = f"the weights in {weights} have {theirs[key]!r}: leave it out"
             raise ConfigError(fault, where=draft.where(f"model.{key}"), key=f"model.{key}", value=model[key])
     if model.get("tied_embeddings") is True and not theirs["tied_embeddings"]:
-        fault = f"the weights in {folder} have a head of their own, which would be lost: leave it out"
+        fault = f"the weights in {weights} have a head of their own, which would be lost: leave it out"
         raise ConfigError(fault, where=draft.where("model.tied_embeddings"), key="model.tied_embeddings", value=True)
 
 

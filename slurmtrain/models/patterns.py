@@ -10,12 +10,14 @@ from slurmtrain.models.names import global_shapes
 
 
 def check_patterns(job: JobConfig, *, where: str = "") -> None:
-    """Raise ConfigError for a pattern of optimizer.no_decay that fits no tensor: a misspelt one would decay what it should not."""
+    """Raise ConfigError for a pattern of optimizer.no_decay or model.weights_missing that fits no tensor: misspelt, it would do nothing."""
     names = list(global_shapes(job.model))
-    for number, pattern in enumerate(job.optimizer.no_decay):
-        if not any(fnmatchcase(name, pattern) for name in names):
-            fault = f"fits no tensor of the model: its names are {_shown(names)}; * stands for any characters"
-            raise ConfigError(fault, where=where, key=f"optimizer.no_decay[{number}]", value=pattern)
+    said = {"optimizer.no_decay": job.optimizer.no_decay, "model.weights_missing": job.model.weights_missing}
+    for key, patterns in said.items():
+        for number, pattern in enumerate(patterns):
+            if not any(fnmatchcase(name, pattern) for name in names):
+                fault = f"fits no tensor of the model: its names are {_shown(names)}; * stands for any characters"
+                raise ConfigError(fault, where=where, key=f"{key}[{number}]", value=pattern)
 
 
 def _shown(names: list[str]) -> str:

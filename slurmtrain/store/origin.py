@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmtrain.atomic import to_json
+from slurmtrain.config.weights import run_weights
 from slurmtrain.errors import CheckpointError
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.leases import pin
@@ -86,13 +87,19 @@ def from_json(data: bytes, where: str = "origin.json") -> Origin:
     return Origin(run, step, lineage)
 
 
+def borrowed(origin: Origin | None, weights: Path | None) -> list[Origin]:
+    """Checkpoints of other runs that a run needs until it has one of its own: a branch's origin, and those of `model.weights`."""
+    source = run_weights(weights)
+    return [*([] if origin is None else [origin]), *([] if source is None or source.step is None else [Origin(source.path, source.step)])]
+
+
 def hold(origin: Origin, branch: RunDir) -> str | None:
-    """Keep the checkpoint that a branch begins with until the branch lets it go. None, or a note where that could not be written."""
+    """Keep a checkpoint until the run that needs it lets it go. None, or a note where that could not be written."""
     return pin(RunDir(origin.run), origin.step, _by(branch), PIN_SECONDS)
 
 
 def let_go(origin: Origin, branch: RunDir, calls: Syscalls = SYSTEM) -> None:
-    """The branch has a checkpoint of its own, or will never begin. What cannot be taken back ends by itself."""
+    """The run has a checkpoint of its own, or will never begin. What cannot be taken back ends by itself."""
     source = RunDir(origin.run)
     with suppress(OSError):
         for entry in list(os.scandir(source.leases)):
