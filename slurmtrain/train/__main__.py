@@ -11,7 +11,9 @@ import os
 import sys
 from pathlib import Path
 
+from slurmtrain.checkpoint.forkserver import start_forkserver
 from slurmtrain.clock import SystemClock
+from slurmtrain.config.stored import read_job
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.rundir import RunDir
 from slurmtrain.runtime.bootstrap import start_world
@@ -42,6 +44,7 @@ def main(argv: list[str]) -> int:
 def train(run: RunDir, attempt: int, flag: StopFlag, standing: Standing) -> int:
     """Join the world, train, leave."""
     clock = SystemClock()
+    forkserver = start_forkserver() if saves_beside(run) else None
     world = start_world(run, os.environ, standing)
 
     from slurmtrain.train.loop import Loop  # noqa: PLC0415 torch only from here on
@@ -50,7 +53,7 @@ def train(run: RunDir, attempt: int, flag: StopFlag, standing: Standing) -> int:
     watcher = Watcher(run, attempt, flag, clock) if world.rank == 0 else None
     if watcher is not None:
         watcher.start()
-    session = open_session(run, world, flag, clock)
+    session = open_session(run, world, flag, clock, forkserver)
     sink = EventSink(run.event_file(world.node_index), clock, attempt, world.rank) if world.local_rank == 0 else None
     gc.freeze()
     gc.enable()
@@ -58,6 +61,14 @@ def train(run: RunDir, attempt: int, flag: StopFlag, standing: Standing) -> int:
     if watcher is not None:
         watcher.end()
     return leave(run.attempt(attempt), world, ending.kind, step=ending.step, reason=ending.reason)
+
+
+def saves_beside(run: RunDir) -> bool:
+    """Whether the job saves by processes of their own, whose parent must be there before MPI and CUDA are."""
+    try:
+        return read_job(run.job_json).checkpoint.mode == "async"
+    except SlurmtrainError:
+        return False  # whoever reads the job next says what is wrong
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from slurmtrain.clock import Clock
 from slurmtrain.errors import DataError
 from slurmtrain.parallel.batch import StepBatch
 from slurmtrain.telemetry.exitfile import StopReason
-from slurmtrain.train.stopping import StopFlag, agreed
+from slurmtrain.train.stopping import StopFlag, heard
 
 
 class Evaluated(Protocol):
@@ -82,9 +82,10 @@ class Evaluator:
     def _one(self, name: str) -> Evaluation | Interrupted:
         start, loss, tokens = self._clock.monotonic(), 0.0, 0
         for batch in self._sets[name]():
-            batch_loss, batch_tokens, *stop, disowned = self._reduced(batch)
-            if agreed(stop) or disowned:
-                return Interrupted(agreed(stop), disowned > 0)
+            batch_loss, batch_tokens, *flags = self._reduced(batch)
+            asked = heard(flags)
+            if asked.stop or asked.disowned:
+                return Interrupted(asked.stop, asked.disowned)
             loss, tokens = loss + batch_loss, tokens + int(batch_tokens)
         if tokens == 0:
             raise DataError(f"evaluation set {name!r}: no token in it has a loss: is it shorter than one sample, or are there no answers?")

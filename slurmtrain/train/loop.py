@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from slurmtrain.atomic import SystemDisk
-from slurmtrain.checkpoint.state import save_checkpoint
+from slurmtrain.checkpoint.saver import Header
+from slurmtrain.checkpoint.state import TensorSource
 from slurmtrain.clock import Clock
 from slurmtrain.errors import NonFiniteError, OwnershipError, one_line
 from slurmtrain.resilience.records import read_attempt
-from slurmtrain.runtime.seeds import rng_state
 from slurmtrain.runtime.world import Standing
+from slurmtrain.store.origin import borrowed, let_go, read_origin
 from slurmtrain.telemetry.exitfile import StopReason, is_follower
 from slurmtrain.telemetry.sink import EventSink
 from slurmtrain.train.evaluate import Interrupted
 from slurmtrain.train.feed import step_batch
 from slurmtrain.train.metrics import Figures, pack
-from slurmtrain.train.ownership import check_owner
 from slurmtrain.train.profile import Profiler
 from slurmtrain.train.recorder import Recorder
+from slurmtrain.train.saving import Saves, Surroundings
 from slurmtrain.train.session import Session
-from slurmtrain.train.state import owned, rng_entries, to_state
+from slurmtrain.train.state import Holdings, to_state
 from slurmtrain.train.step import StepResult
 from slurmtrain.train.target import Cost, seen
 
@@ -41,7 +41,11 @@ class Loop:
     def __init__(self, session: Session, standing: Standing, sink: EventSink | None, clock: Clock) -> None:
         self._session, self._standing, self._clock = session, standing, clock
         self._recorder = Recorder(session, sink, clock)
-        self._durable = session.resumed.step if session.resumed else None
+        here = Surroundings(session.run, session.flag, session.group, clock, self._tell_of_save, session.phases.at)
+        durable = session.resumed.step if session.resumed and session.resumed.origin is None else None
+        self._saves = Saves(session.saver, self, session.job.checkpoint, here, durable=durable)
+        self._holdings = Holdings(session.place, session.built.parameters, session.optimizer, session.average)
+        self._held = borrowed(read_origin(session.run), session.job.model.weights) if session.world.rank == 0 else []
         self._counted_at = clock.monotonic()
         self._last: StepResult | None = None
         standing.step = session.progress.step
@@ -50,10 +54,15 @@ class Loop:
             trace = session.run.trace(session.world.attempt, session.world.rank)
             self._profiler = Profiler(session.job.metrics.profile, trace, session.world.device, self._recorder.note)
 
+    @property
+    def step(self) -> int:
+        return self._session.progress.step
+
     def run(self) -> Ending:
         """Collective. Raises NonFiniteError and OwnershipError on all ranks alike; any other error ends this rank alone."""
         try:
             self._recorder.announce()
+            self._saves.prepare()
             ending = self._train()
             if self._profiler is not None:
                 self._profiler.close()
@@ -61,27 +70,29 @@ class Loop:
             text = f"{type(error).__name__}: {error}"
             if not is_follower(text):
                 self._recorder.emit("error", error=one_line(text))
+            self._saves.close()
             self._recorder.close(timeout_s=1.0)
             raise
+        self._saves.close()
         self._session.batches.close()
         self._recorder.close(timeout_s=5.0)
         return ending
 
     def _train(self) -> Ending:
-        progress, steps, every = self._session.progress, self._session.job.training.steps, self._session.job.checkpoint.every_steps
+        progress, steps = self._session.progress, self._session.job.training.steps
         stop = self._evaluate() if self._due_before() else None
         while progress.step < steps and not stop and not self._reached():
+            self._saves.look()
             result = self._one_step()
-            if result.disowned:
+            if result.heard.disowned:
                 raise self._disowned()
-            stop = result.stop or self._measured(result)
-            if progress.step >= steps or self._reached():
+            stop = result.heard.stop or self._measured(result)
+            over = progress.step >= steps or self._reached()
+            self._saves.after(result.heard, ending=over or stop is not None)
+            if over:
                 stop = None
                 break
-            if stop or (every and progress.step % every == 0):
-                self._save()
-        if self._durable != progress.step:
-            self._save()
+        self._saves.finish()
         if stop:
             self._recorder.emit("stop", step=progress.step, reason=stop)
             return Ending("stopped", progress.step, stop)
@@ -100,7 +111,8 @@ class Loop:
         try:
             result = session.step(number, batch, riders)
         except NonFiniteError as error:
-            durable = "there is none" if self._durable is None else f"step {self._durable}"
+            self._saves.settle()
+            durable = "there is none" if self._saves.durable is None else f"step {self._saves.durable}"
             raise NonFiniteError(f"{error}; nothing was updated; last durable checkpoint: {durable}") from None
         progress.step, progress.position = number, session.batches.position
         progress.tokens += result.tokens
@@ -122,9 +134,10 @@ class Loop:
         """After a step: the evaluation that is due, the target on the training's own loss; why an evaluation was left."""
         session, step = self._session, self._session.progress.step
         if not result.skipped:
+            session.marks.measured("loss", result.loss)
             self._toward_target("loss", result.loss)
         due = session.evaluator is not None and step % session.job.evaluation.every_steps == 0
-        return self._evaluate() if due and not result.stop else None
+        return self._evaluate() if due and not result.heard.stop else None
 
     def _due_before(self) -> bool:
         """Before the first step where that is asked; or after a resume, when a stop kept the last step from being evaluated."""
@@ -146,6 +159,7 @@ class Loop:
         session.marks.evaluated = step
         for one in results:
             self._recorder.evaluation(step, one)
+            session.marks.measured(one.name, one.loss)
             self._toward_target(one.name, one.loss)
         return None
 
@@ -175,30 +189,23 @@ class Loop:
         self._session.marks.gpu_s += (now - self._counted_at) * self._session.world.size
         self._counted_at = now
 
-    def _save(self) -> None:
-        session, attempt = self._session, self._session.world.attempt
+    def header(self) -> Header:
+        session, progress = self._session, self._session.progress
         self._count_time()
-        more = {**session.marks.to_state(), **(session.scaler.state() if session.scaler is not None else {})}
-        with session.phases.at("checkpoint"):
-            saved = save_checkpoint(
-                session.run,
-                step=session.progress.step,
-                attempt=attempt,
-                tokens=session.progress.tokens,
-                layout=session.plan.model_dump(mode="json"),
-                entries=[
-                    *owned(session.built.parameters, session.optimizer, session.average),
-                    *rng_entries(session.place, rng_state()),
-                ],
-                state=to_state(session.progress, session.source, session.optimizer.updates, more),
-                group=session.group,
-                disk=SystemDisk(),
-                owner_check=lambda: check_owner(session.run, attempt),
-                keep=session.job.checkpoint.keep,
-            )
-        self._durable = session.progress.step
-        notes = {"notes": list(saved.notes)} if saved.notes else {}
-        self._recorder.emit("save", step=self._durable, seconds=saved.seconds, bytes=saved.bytes, **notes)
+        scale = session.scaler.state() if session.scaler is not None else {}
+        state = to_state(progress, session.source, session.optimizer.updates, {**session.marks.to_state(), **scale, **session.made_by})
+        return Header(
+            progress.step, session.world.attempt, progress.tokens, self._clock.time(), session.plan.model_dump(mode="json"), state
+        )
+
+    def source(self) -> TensorSource:
+        return self._holdings.source()
+
+    def _tell_of_save(self, kind: str, **fields: Any) -> None:
+        """On rank 0. With a checkpoint of its own a run no longer needs the one that it began with."""
+        self._recorder.emit(kind, **fields)
+        while kind == "save" and self._held:
+            let_go(self._held.pop(), self._session.run)
 
     def _disowned(self) -> OwnershipError:
         return OwnershipError(f"{self._session.run.path}: another attempt owns this run now: leaving without saving")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,16 +14,26 @@ from slurmtrain.train.target import TargetState
 @dataclass
 class Marks:
     """`goal`: the job's target, which `target` is the state of. `gpu_s`: seconds of training times devices, of all attempts;
-    `evaluated`: the last step after which sets were evaluated.
+    `evaluated`: the last step after which sets were evaluated; `metrics`: the newest loss, and the newest result of each set by its
+    name, finite ones alone: by which the best checkpoints are kept.
     """
 
     goal: TargetConfig | None = None
     gpu_s: float = 0.0
     evaluated: int | None = None
     target: TargetState = field(default_factory=TargetState)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def measured(self, name: str, value: float) -> None:
+        """Remember a metric's newest value; one that is not finite takes the old one away."""
+        self.metrics.pop(name, None)
+        if math.isfinite(value):
+            self.metrics[name] = value
 
     def to_state(self) -> dict[str, Any]:
-        return {"gpu_seconds": self.gpu_s, "evaluated": self.evaluated, "target": self.target.to_json(), "target_of": self._goal()}
+        """Plain values for a checkpoint."""
+        target = {"target": self.target.to_json(), "target_of": self._goal()}
+        return {"gpu_seconds": self.gpu_s, "evaluated": self.evaluated, **target, "metrics": dict(self.metrics)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's values; one of the first release has none. Of another goal nothing was reached yet."""
@@ -31,6 +42,7 @@ class Marks:
         self.evaluated = None if evaluated is None else int(evaluated)
         same = state.get("target_of", self._goal()) == self._goal()
         self.target = TargetState.from_json((state.get("target") or {}) if same else {})
+        self.metrics = {str(name): float(value) for name, value in (state.get("metrics") or {}).items()}
 
     def _goal(self) -> list[Any] | None:
         """What must be reached; whether the run ends there is no part of it."""

@@ -11,7 +11,7 @@ from slurmtrain.telemetry.rates import rates
 from slurmtrain.telemetry.sink import EventSink
 from slurmtrain.train.evaluate import Evaluation
 from slurmtrain.train.metrics import unpack
-from slurmtrain.train.session import Session
+from slurmtrain.train.session import Resumed, Session
 from slurmtrain.train.step import StepResult
 from slurmtrain.train.tensorboard import TensorBoard
 from slurmtrain.train.wandb import WeightsAndBiases
@@ -19,7 +19,7 @@ from slurmtrain.train.writers import Background, Writer
 
 
 class Recorder:
-    """Local rank 0 of each node has a `sink`; steps, evaluations, skips and targets are rank 0's alone."""
+    """Local rank 0 of each node has a `sink`; steps, evaluations, skips, targets and saves are rank 0's alone."""
 
     def __init__(self, session: Session, sink: EventSink | None, clock: Clock) -> None:
         self._session, self._sink, self._clock = session, sink, clock
@@ -44,10 +44,19 @@ class Recorder:
         yard = session.yard.to_fields()
         came_from = resumed.step if resumed else None
         self.emit("start", world=plan.world, layout=layout, **pipeline, **yard, resumed_from=came_from)
+        if self._first:
+            for step, why in session.asides:
+                self.emit("aside", step=step, why=why)
         if resumed:
-            self.emit("load", step=resumed.step, seconds=resumed.seconds, passed_over=[list(one) for one in resumed.passed_over])
+            self._loaded(resumed)
         for text in session.notes:
             self.note(text)
+
+    def _loaded(self, resumed: Resumed) -> None:
+        origin = {} if resumed.origin is None else {"origin": str(resumed.origin)}
+        self.emit("load", step=resumed.step, seconds=resumed.seconds, passed_over=[list(one) for one in resumed.passed_over], **origin)
+        if resumed.changes and self._first:
+            self.emit("change", step=resumed.step, keys={one.key: [one.before, one.after] for one in resumed.changes})
 
     def step(self, number: int, result: StepResult, *, seconds: float, places: int) -> None:
         """`places`: tokens of the global batch, with and without a loss: what the hardware worked on."""

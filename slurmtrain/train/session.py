@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from slurmtrain.checkpoint.hf import load_weights
-from slurmtrain.checkpoint.state import find_checkpoint, load_checkpoint
+from slurmtrain.checkpoint.forkserver import ForkServer
+from slurmtrain.checkpoint.group import Group
+from slurmtrain.checkpoint.restore import restore
+from slurmtrain.checkpoint.saver import Saver
+from slurmtrain.checkpoint.state import load_checkpoint
 from slurmtrain.clock import Clock
+from slurmtrain.config.changes import UNSEEN, Change, differences, stored
+from slurmtrain.config.check_checkpoint import notes_of
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.stored import read_job, read_site
+from slurmtrain.data.counting import Source
 from slurmtrain.data.loader import Batches
+from slurmtrain.errors import CheckpointError
 from slurmtrain.parallel.apply import Built, build
 from slurmtrain.parallel.axis import Meter
 from slurmtrain.rundir import RunDir
 from slurmtrain.runtime.mesh import Mesh, build_mesh
 from slurmtrain.runtime.seeds import rng_state, seed_everything, seed_for, set_rng_state
 from slurmtrain.runtime.world import World
+from slurmtrain.store.aside import set_aside
+from slurmtrain.store.listing import Found
+from slurmtrain.store.manifest import Manifest
+from slurmtrain.store.origin import Origin, read_origin
 from slurmtrain.telemetry.rates import Yardstick, yardstick
 from slurmtrain.train.ema import Average
 from slurmtrain.train.evaluate import Evaluator
@@ -31,20 +45,27 @@ from slurmtrain.train.marks import Marks
 from slurmtrain.train.observe import Observer
 from slurmtrain.train.optimizer import Optimizer, make_optimizer
 from slurmtrain.train.phases import Phases
+from slurmtrain.train.provenance import made_by
+from slurmtrain.train.savers import make_saver
 from slurmtrain.train.scaler import LossScaler
 from slurmtrain.train.schedule import lr_at
-from slurmtrain.train.state import Progress, Source, from_manifest, has_average, place_name, rng_entries, stored_here, wanted
+from slurmtrain.train.state import Progress, from_manifest, has_average, place_name, rng_entries, stored_here, wanted
 from slurmtrain.train.step import Step
 from slurmtrain.train.stopping import StopFlag
+from slurmtrain.train.warm import warm_start
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a checkpoint gave back. `passed_over`: newer ones that do not verify, with the reason."""
+    """What a checkpoint gave back. `passed_over`: newer ones that do not verify, with the reason; `origin`: the checkpoint is another
+    run's, of which this is a branch; `changes`: what the job says otherwise than the one that made it.
+    """
 
     step: int
     seconds: float
     passed_over: tuple[tuple[int, str], ...]
+    origin: Origin | None = None
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,7 +73,8 @@ class Session:
     """Everything a rank trains with.
 
     `resumed` is None when there was no checkpoint; `scaler` in all types but fp16, `average` and `evaluator` where the job asks for
-    none; `notes`: what people should know about the start.
+    none; `notes`: what people should know about the start; `made_by`: what a checkpoint says of its job, versions and code; `asides`:
+    checkpoints that were set aside, with the reason.
     """
 
     run: RunDir
@@ -68,7 +90,10 @@ class Session:
     progress: Progress
     marks: Marks
     source: Source
-    group: TorchGroup
+    group: Group
+    saver: Saver
+    flag: StopFlag
+    made_by: Mapping[str, Any]
     scaler: LossScaler | None
     average: Average | None
     phases: Phases
@@ -76,6 +101,7 @@ class Session:
     yard: Yardstick
     notes: tuple[str, ...]
     resumed: Resumed | None
+    asides: tuple[tuple[int, str], ...] = ()
 
     @property
     def place(self) -> str:
@@ -83,8 +109,11 @@ class Session:
         return place_name(self.mesh.coordinates())
 
 
-def open_session(run: RunDir, world: World, flag: StopFlag, clock: Clock) -> Session:
-    """Collective. Raises ConfigError, DataError, CheckpointError."""
+def open_session(run: RunDir, world: World, flag: StopFlag, clock: Clock, forkserver: ForkServer | None = None) -> Session:
+    """Collective. `forkserver`: started before MPI and torch, where the job saves asynchronously.
+
+    Raises ConfigError, DataError, CheckpointError.
+    """
     job, site = read_job(run.job_json), read_site(run.site_json)
     plan, training = world.plan, job.training
     if training.deterministic:
@@ -97,6 +126,7 @@ def open_session(run: RunDir, world: World, flag: StopFlag, clock: Clock) -> Ses
     built = build(job.model, plan, mesh, training, seed=seed, device=world.device, meter=meter)
     optimizer = make_optimizer(built.parameters, job.optimizer)
     scaler = LossScaler(training.loss_scale) if training.dtype == "fp16" else None
+    group = TorchGroup(world.timeout.total_seconds())
     average = Average(built.parameters, training.ema_decay) if training.ema_decay is not None else None
     session = Session(
         run=run,
@@ -124,13 +154,16 @@ def open_session(run: RunDir, world: World, flag: StopFlag, clock: Clock) -> Ses
         progress=Progress(),
         marks=Marks(job.target),
         source=Source(training.seed, training.sequence_length, feed.batches.fingerprint),
-        group=TorchGroup(world.timeout.total_seconds()),
+        group=group,
+        saver=make_saver(run, job, site, world, group, clock=clock, forkserver=forkserver),
+        flag=flag,
+        made_by=made_by(run, job, group),
         scaler=scaler,
         average=average,
         phases=phases,
         observer=Observer(built.runner, phases, meter, world.device),
         yard=yardstick(job, site),
-        notes=feed.batches.notes,
+        notes=(*feed.batches.notes, *notes_of(job)),
         resumed=None,
     )
     return _begun(session, clock)
@@ -143,40 +176,79 @@ def _evaluator(feed: Feed, built: Built, flag: StopFlag, world: World, clock: Cl
 
 
 def _begun(session: Session, clock: Clock) -> Session:
-    """From the newest checkpoint that verifies, whatever layout wrote it; else from the job's weights, else from the first values."""
-    start = clock.monotonic()
-    found = find_checkpoint(session.run, session.group)
+    """From the newest checkpoint that can be loaded, whatever layout wrote it; a branch that has none from its origin's; else from the
+    job's weights, else from the first values.
+    """
+    start, origin = clock.monotonic(), read_origin(session.run)
+    policy, generators = session.job.checkpoint.verify, rng_state()
+    asides: list[tuple[int, str]] = []
+
+    def set_it_aside(step: int, why: str) -> None:
+        set_aside(session.run, step, why)
+        asides.append((step, why))
+
+    load = partial(_load, session, generators)
+    found = restore(session.run.checkpoints, session.group, load, policy=policy, set_aside=set_it_aside)
+    if found is None and origin is not None:
+        found = restore(RunDir(origin.run).checkpoints, session.group, load, policy=policy, step=origin.step)
+        if found is None:
+            raise CheckpointError(f"{session.run.origin_json}: this run begins with {origin}, and that checkpoint is no longer there")
+    else:
+        origin = None
+    session = replace(session, asides=tuple(asides))
     if found is None:
         note = _first_weights(session)
         _seed(session)
         return replace(session, notes=(*session.notes, *note))
-    manifest, progress = found.manifest, session.progress
+    _go_on(session, found.manifest, generators)
+    changes = _changes(found.manifest, session.job)
+    return replace(session, resumed=Resumed(found.step, clock.monotonic() - start, found.passed_over, origin, changes))
+
+
+def _load(session: Session, generators: Mapping[str, Tensor], found: Found) -> None:
+    """Fill this rank's tensors, which may hold parts of another checkpoint already; no collective. `generators`: filled, too, where the
+    checkpoint has them.
+    """
+    from_manifest(found.manifest, session.source)
+    tensors = wanted(session.built.parameters, session.optimizer, session.average, found.manifest)
+    own = rng_entries(session.place, generators)
+    entries = [*tensors, *own] if stored_here(own, found.manifest) else tensors
+    load_checkpoint(found.folder, found.manifest, entries, session.job.checkpoint.verify, (session.group.rank, session.group.size))
+
+
+def _go_on(session: Session, manifest: Manifest, generators: Mapping[str, Tensor]) -> None:
+    """All that a checkpoint gives back besides its tensors. Collective."""
+    progress, state = session.progress, manifest.state
     saved, session.optimizer.updates = from_manifest(manifest, session.source)
     progress.step, progress.tokens, progress.position, progress.seconds = saved.step, saved.tokens, saved.position, saved.seconds
-    session.marks.restore(manifest.state)
+    session.marks.restore(state)
     session.batches.seek(saved.position, saved.step)
     if session.scaler is not None:
-        session.scaler.restore(manifest.state)
-    load_checkpoint(found.folder, manifest, wanted(session.built.parameters, session.optimizer, session.average, manifest))
+        session.scaler.restore(state)
     _follow(session, average=has_average(manifest))
-    states = rng_state()
-    generators = rng_entries(session.place, states)
-    if stored_here(generators, manifest):
-        load_checkpoint(found.folder, manifest, generators)
-        set_rng_state(states)
+    if stored_here(rng_entries(session.place, generators), manifest):
+        set_rng_state(dict(generators))
     else:
         _seed(session)
-    return replace(session, resumed=Resumed(found.step, clock.monotonic() - start, found.passed_over))
+
+
+def _changes(manifest: Manifest, job: JobConfig) -> tuple[Change, ...]:
+    """What the job says otherwise than the one that made the checkpoint, of what a curve depends on."""
+    told = manifest.state.get("job")
+    if not isinstance(told, Mapping):
+        return ()
+    return tuple(one for one in differences(told, stored(job)) if one.section not in UNSEEN)
 
 
 def _first_weights(session: Session) -> tuple[str, ...]:
     """Load model.weights where the job has them; what to say of it."""
-    folder = session.job.model.weights
-    if folder is None:
+    weights = session.job.model.weights
+    if weights is None:
         return ()
-    loaded = load_weights(folder, session.job.model, [(part, p.tensor) for p in session.built.parameters for part in p.parts])
+    entries = [(part, p.tensor) for p in session.built.parameters for part in p.parts]
+    note = warm_start(weights, session.job, entries, session.group)
     _follow(session, average=False)
-    return (f"weights of {folder}: {loaded.line}",)
+    return (note,)
 
 
 def _follow(session: Session, *, average: bool) -> None:

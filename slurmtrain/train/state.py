@@ -4,10 +4,16 @@
     optimizer/<name>/<kind>         the optimiser's state of each, by its kinds: exp_avg, exp_avg_sq; momentum; row_var, col_var, variance
     ema/<name>                      the moving average of the weights, where one is kept
     rng/<coordinates>/cpu, cuda     torch's generators of one rank, keyed by its place in the mesh
-    state                           samples consumed, optimiser updates, seconds of training, loss scale; seed, sequence length and data
-                                    that the samples count in
+    state                           samples consumed, optimiser updates, seconds of training, loss scale, newest metrics; seed, sequence
+                                    length and data that the samples count in; the job, versions and code that made it (provenance)
 
-Hyper-parameters are the configuration's and are not stored: a changed learning rate takes effect on resume.
+Hyper-parameters are the configuration's: a changed learning rate takes effect on resume. The job in a checkpoint is there to be read.
+
+Generators under another layout: a rank takes the state that lies under its own place, axis by axis. A rank whose place the checkpoint
+does not have (an axis has grown), or not all of whose kinds (a GPU now, a CPU then), is seeded from the run's seed, the step and its
+place; states of places that are no longer there are left. So no two ranks draw the same numbers, the same layouts on the same way give
+the same run, and a run that keeps its mesh repeats the unbroken one bit for bit; with dropout another mesh gives other masks, as it
+would have from the start.
 """
 
 from __future__ import annotations
@@ -19,8 +25,11 @@ from typing import Any
 from torch import Tensor
 
 from slurmtrain.boxes import Box, Part
+from slurmtrain.checkpoint.state import TensorSource
+from slurmtrain.data.counting import Source, check_source
 from slurmtrain.errors import CheckpointError, ConfigError
 from slurmtrain.parallel.parameters import LocalParameter
+from slurmtrain.runtime.seeds import rng_state
 from slurmtrain.store.manifest import Manifest
 from slurmtrain.train.ema import Average
 from slurmtrain.train.matrix import state_part
@@ -40,16 +49,6 @@ class Progress:
     tokens: int = 0
     position: int = 0
     seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Source:
-    """What positions count in: a run that resumes must read the same samples in the same order."""
-
-    seed: int
-    sequence_length: int
-    data: str
-    """The sum of the token file."""
 
 
 def _renamed(part: Part, name: str) -> Part:
@@ -74,6 +73,34 @@ def tensors(
 def owned(parameters: Sequence[LocalParameter], optimizer: Optimizer, average: Average | None = None) -> list[Entry]:
     """What this rank saves: of copies the lowest coordinate's."""
     return [(part, tensor) for parameter, part, tensor in tensors(parameters, optimizer, average) if parameter.owned]
+
+
+class Holdings:
+    """What a rank saves, as one source for all saves; made anew only where a tensor lies elsewhere than before. `place`: of the rank."""
+
+    def __init__(self, place: str, parameters: Sequence[LocalParameter], optimizer: Optimizer, average: Average | None) -> None:
+        self._place, self._parameters, self._optimizer, self._average = place, parameters, optimizer, average
+        self._generators: dict[str, Tensor] = {}
+        self._made: tuple[list[int], TensorSource] | None = None
+
+    def source(self) -> TensorSource:
+        """Of the values of now."""
+        now = rng_state()
+        if now.keys() != self._generators.keys():
+            self._generators, self._made = now, None
+        for kind, state in now.items():
+            self._generators[kind].copy_(state)
+        where = self._where()
+        if self._made is None or self._made[0] != where:
+            entries = owned(self._parameters, self._optimizer, self._average)
+            self._made = where, TensorSource([*entries, *rng_entries(self._place, self._generators)])
+        return self._made[1]
+
+    def _where(self) -> list[int]:
+        """The addresses of all tensors."""
+        states = [one for kept in self._optimizer.states().values() for one in kept if one is not None]
+        averages = self._average.values if self._average is not None else []
+        return [one.data_ptr() for one in (*(p.tensor for p in self._parameters), *states, *averages)]
 
 
 def wanted(parameters: Sequence[LocalParameter], optimizer: Optimizer, average: Average | None, manifest: Manifest) -> list[Entry]:
@@ -141,16 +168,8 @@ def from_manifest(manifest: Manifest, source: Source) -> tuple[Progress, int]:
     try:
         progress = Progress(manifest.step, manifest.tokens, int(state["position"]), float(state.get("seconds", 0.0)))
         updates = int(state["optimizer_updates"])
-        before = Source(int(state["seed"]), int(state["sequence_length"]), str(state["data"]))
+        before = {"seed": int(state["seed"]), "sequence_length": int(state["sequence_length"]), "data": str(state["data"])}
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint of step {manifest.step} lacks the trainer's state: {error!r}") from error
-    _check_source(before, source, manifest.step)
+    check_source(before, source, manifest.step)
     return progress, updates
-
-
-def _check_source(before: Source, now: Source, step: int) -> None:
-    for field, key in (("seed", "training.seed"), ("sequence_length", "training.sequence_length"), ("data", "data.path")):
-        was, is_now = getattr(before, field), getattr(now, field)
-        if was != is_now:
-            fault = f"the checkpoint of step {step} was trained with {was!r}: its place in the data means other samples now"
-            raise ConfigError(f"{fault}; put it back, or start a new run", where="job", key=key, value=is_now)

@@ -1,8 +1,8 @@
 """One training step: forward and backward, one reduction over the world, one factor for all gradients, update.
 
 The reduction is a float64 vector, summed in the same order every time. It carries this rank's share of the gradient norm, the loss,
-the valid tokens, whether something is not finite, why ranks were asked to stop, and what else wants to be summed (`passengers`); so
-all ranks decide alike, and reading its result is the only time in a step that the host waits for the device.
+the valid tokens, whether something is not finite, what ranks were asked for (`stopping`), and what else wants to be summed
+(`passengers`); so all ranks decide alike, and reading its result is the only time in a step that the host waits for the device.
 
 The backward pass runs on loss_sum * loss_scale / (places for tokens in the global batch), which every rank knows beforehand. How many
 of these have a label, and the norm that clipping needs, come out of the reduction: the one factor puts all three right.
@@ -23,11 +23,10 @@ from torch import Tensor
 from slurmtrain.errors import DataError, NonFiniteError
 from slurmtrain.parallel.batch import StepBatch
 from slurmtrain.parallel.parameters import LocalParameter, norm_and_soundness, scale_gradients
-from slurmtrain.telemetry.exitfile import StopReason
 from slurmtrain.train.ema import Average
 from slurmtrain.train.optimizer import Optimizer
 from slurmtrain.train.scaler import LossScaler
-from slurmtrain.train.stopping import REASONS, StopFlag, agreed
+from slurmtrain.train.stopping import Heard, StopFlag, heard
 
 _CLIP_EPS = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
@@ -56,9 +55,9 @@ class Trained(Protocol):
 class StepResult:
     """What all ranks know after a step. `loss`: mean over the valid tokens of the global batch; `grad_norm`: before clipping.
 
-    `tokens`: valid ones, counted once; `scale`: of the loss in this step; `skipped`: it overflowed, nothing was updated. `stop`: leave
-    at the end of this step; `disowned`: the run has another owner. `passengers`: their sums over the world. `own_loss`: this rank's
-    mean alone, None where it counts no token.
+    `tokens`: valid ones, counted once; `scale`: of the loss in this step; `skipped`: it overflowed, nothing was updated. `heard`: what
+    all ranks act on at the end of this step. `passengers`: their sums over the world. `own_loss`: this rank's mean alone, None where it
+    counts no token.
     """
 
     loss: float
@@ -67,8 +66,7 @@ class StepResult:
     tokens: int
     scale: float
     skipped: bool
-    stop: StopReason | None
-    disowned: bool
+    heard: Heard
     passengers: list[float]
     own_loss: float | None
 
@@ -84,8 +82,7 @@ class _Sums:
     loss: float
     tokens: int
     broken: int
-    stop: list[float]
-    disowned: bool
+    heard: Heard
     passengers: list[float]
     own_loss: float | None
 
@@ -147,8 +144,7 @@ class Step:
             self._skip(f"step {number}: loss {mean:g}, gradient norm {norm:g} ({sums.broken} ranks see what is not finite)")
         else:
             self._update(unscaled * clip_factor(norm, self._clip_norm), lr)
-        stop = agreed(sums.stop)
-        return StepResult(mean, norm, lr, sums.tokens, scale, broken, stop, sums.disowned, sums.passengers, sums.own_loss)
+        return StepResult(mean, norm, lr, sums.tokens, scale, broken, sums.heard, sums.passengers, sums.own_loss)
 
     def _skip(self, fault: str) -> None:
         """Leave everything as it is but the loss scale. Raises NonFiniteError where there is none to lower."""
@@ -180,10 +176,9 @@ class Step:
                 dist.all_reduce(share, op=dist.ReduceOp.MAX, group=self._world)
             dist.all_reduce(vector, group=self._world)
         own_loss, own_tokens, largest, summed, loss, tokens, bad, *flags = torch.cat([here, share[None], vector]).tolist()
-        *stop, disowned = flags[: len(REASONS) + 1]
         norm = largest if math.isinf(self._power) else _root(summed, self._power)
-        riders, own = flags[len(REASONS) + 1 :], own_loss / own_tokens if own_tokens else None
-        return _Sums(norm, loss, int(tokens), int(bad), stop, disowned > 0, riders, own)
+        riders, own = flags[StopFlag.WIDTH :], own_loss / own_tokens if own_tokens else None
+        return _Sums(norm, loss, int(tokens), int(bad), heard(flags[: StopFlag.WIDTH]), riders, own)
 
 
 def _root(summed: float, power: float) -> float:

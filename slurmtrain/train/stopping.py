@@ -1,6 +1,7 @@
-"""Why a rank should stop: a flag that signal handlers and rank 0's watcher set, and that rides in the step's reduction.
+"""What is asked of the ranks: flags that signal handlers, rank 0's watcher and the loop set, and that ride in the step's reduction.
 
-Nothing here acts. All ranks learn of it in the same reduction and act at the end of that same step.
+Nothing here acts. All ranks learn of it in the same reduction and act at the end of that same step: they stop together, save together,
+and give a save up together.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, get_args
 
@@ -31,25 +34,56 @@ POLL_S = 0.5
 assert set(REASONS) == set(get_args(StopReason)), REASONS
 
 
+@dataclass(frozen=True)
+class Heard:
+    """What all ranks know after a reduction. `stop`: leave; `disowned`: the run has another owner; `save`: a checkpoint is asked for;
+    `broken`: the save under way has failed on some rank.
+    """
+
+    stop: StopReason | None = None
+    disowned: bool = False
+    save: bool = False
+    broken: bool = False
+
+
 class StopFlag:
-    """What has been asked of this rank so far. Setting it is all that a signal handler does."""
+    """What has been asked of this rank so far. Setting `given` is all that a signal handler does.
+
+    `due`: the loop's, that time is up for a save; `request`: the watcher's, which SAVE file it has seen; `served`: the loop's, the last
+    one that a save was begun for; `broken`: the loop's, that a save has failed here. Each is set by one thread alone.
+    """
+
+    WIDTH = len(REASONS) + 3
+    """Numbers of `one_hot`."""
 
     def __init__(self) -> None:
         self.given: set[StopReason] = set()
         self.disowned = False
+        self.due = False
+        self.request: int | None = None
+        self.served: int | None = None
+        self.broken = False
+
+    @property
+    def requested(self) -> bool:
+        """Whether a person waits for a save that was not begun yet."""
+        return self.request is not None and self.request != self.served
 
     def one_hot(self) -> list[float]:
-        """1 for each of REASONS that was given, then 1 when the run has another owner: what is summed over the world."""
-        return [float(reason in self.given) for reason in REASONS] + [float(self.disowned)]
+        """1 for each of REASONS that was given, for another owner, for a save, for a broken save: what is summed over the world."""
+        asked = (self.disowned, self.due or self.requested, self.broken)
+        return [*(float(reason in self.given) for reason in REASONS), *map(float, asked)]
 
 
-def agreed(sums: Sequence[float]) -> StopReason | None:
-    """The reason that all ranks act on, from the sums of `one_hot` over the world.
+def heard(sums: Sequence[float]) -> Heard:
+    """What all ranks act on, from the sums of `one_hot` over the world.
 
-    >>> agreed([0.0, 0.0, 3.0]), agreed([1.0, 0.0, 3.0]), agreed([0.0, 0.0, 0.0])
-    ('requeue', 'stop', None)
+    >>> heard([0.0, 0.0, 3.0, 0.0, 1.0, 0.0]), heard([1.0, 0.0, 3.0, 2.0, 0.0, 0.0]).stop, heard([0.0] * 6) == Heard()
+    (Heard(stop='requeue', disowned=False, save=True, broken=False), 'stop', True)
     """
-    return next((reason for reason, count in zip(REASONS, sums, strict=True) if count > 0), None)
+    *reasons, disowned, save, broken = sums
+    stop = next((reason for reason, count in zip(REASONS, reasons, strict=True) if count > 0), None)
+    return Heard(stop, disowned > 0, save > 0, broken > 0)
 
 
 def install_handlers(flag: StopFlag) -> Callable[[], None]:
@@ -68,7 +102,9 @@ def install_handlers(flag: StopFlag) -> Callable[[], None]:
 
 
 class Watcher:
-    """Rank 0's thread: looks for the supervisor's stop file and at owner.json, so that no step waits for the shared folder."""
+    """Rank 0's thread: looks for the supervisor's stop file, a person's SAVE and at owner.json, so that no step waits for the shared
+    folder.
+    """
 
     def __init__(self, run: RunDir, attempt: int, flag: StopFlag, clock: Clock, poll_s: float = POLL_S) -> None:
         self._run, self._attempt, self._flag, self._clock, self._poll_s = run, attempt, flag, clock, poll_s
@@ -80,6 +116,8 @@ class Watcher:
         reason = read_stop(self._run.attempt(self._attempt).stop)
         if reason is not None:
             self._flag.given.add(reason)
+        if (asked := save_request(self._run)) is not None:
+            self._flag.request = asked
         try:
             check_owner(self._run, self._attempt)
         except OwnershipError:
@@ -96,3 +134,18 @@ class Watcher:
     def _watch(self) -> None:
         while not self._clock.wait(self._ended, self._poll_s):
             self.look()
+
+
+def save_request(run: RunDir) -> int | None:
+    """Which SAVE file there is (its time in nanoseconds: touched again it is another); None where there is none."""
+    try:
+        return run.save_request.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def answer_request(run: RunDir, served: int) -> None:
+    """Take the SAVE file away when its save has ended; one that was touched meanwhile asks for another save and stays."""
+    if save_request(run) == served:
+        with suppress(OSError):
+            run.save_request.unlink()

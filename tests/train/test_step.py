@@ -139,7 +139,7 @@ def test_phases_and_flags():
 
     result = step_on(SmallBuilt(), flag=flag, phase=phase)(1, batch_of(1), [2.5, -1.0])
     assert seen == ["forward_backward", "reduction", "optimizer", "publish"]
-    assert (result.stop, result.disowned, result.passengers) == ("requeue", True, [2.5, -1.0])
+    assert (result.heard.stop, result.heard.disowned, result.passengers) == ("requeue", True, [2.5, -1.0])
 
 
 def bare_labels(batch, keep=None):
@@ -214,7 +214,7 @@ def test_errors_flags_and_passengers_are_the_same_everywhere(two_ranks):
         assert fault.startswith("NonFiniteError: step 1: loss ")
         assert all(torch.equal(values[name], value) for name, value in first_values().items())
         result = rank["one rank's labels"]
-        assert (result.stop, result.passengers) == ("stop", [3.0, 2 * math.pi])
+        assert (result.heard.stop, result.passengers) == ("stop", [3.0, 2 * math.pi])
         assert result.tokens == (batch_of(1).labels_NT[3] != IGNORED).sum()
         assert rank["no labels"].startswith("DataError: step 2: no token of the global batch has a label")
     assert two_ranks[0]["one rank's labels"].own_loss is None

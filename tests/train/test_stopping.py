@@ -12,7 +12,7 @@ from slurmtrain.clock import SystemClock
 from slurmtrain.resilience.records import Owner
 from slurmtrain.rundir import RunDir
 from slurmtrain.telemetry.stopfile import stop_bytes
-from slurmtrain.train.stopping import REASONS, StopFlag, Watcher, agreed, install_handlers
+from slurmtrain.train.stopping import REASONS, Heard, StopFlag, Watcher, answer_request, heard, install_handlers
 
 
 @pytest.fixture
@@ -48,9 +48,17 @@ def test_a_person_outweighs_slurm(given, reason):
     flag = StopFlag()
     flag.given.update(given)
     other = StopFlag()
-    *sums, disowned = [a + b for a, b in zip(flag.one_hot(), other.one_hot(), strict=True)]
-    assert agreed(sums) == reason
-    assert disowned == 0
+    sums = [a + b for a, b in zip(flag.one_hot(), other.one_hot(), strict=True)]
+    assert heard(sums) == Heard(stop=reason)
+
+
+@pytest.mark.parametrize("name", ["disowned", "due", "broken"])
+def test_what_one_rank_knows_all_ranks_hear(name):
+    flag, others = StopFlag(), [StopFlag(), StopFlag()]
+    setattr(flag, name, True)
+    sums = [sum(column) for column in zip(*(one.one_hot() for one in [flag, *others]), strict=True)]
+    assert len(sums) == StopFlag.WIDTH
+    assert heard(sums) == Heard(**{"save" if name == "due" else name: True})
 
 
 @pytest.fixture
@@ -83,6 +91,33 @@ def test_watcher_sees_the_stop_file_and_a_new_owner(run):
     own(run, 3)
     watcher.look()
     assert flag.disowned
+
+
+def touch(path, t):
+    path.touch()
+    os.utime(path, (t, t))
+
+
+def test_a_save_that_a_person_asks_for_is_asked_once_and_answered_when_it_has_ended(run):
+    """Touched again while that save is under way: another one, of what was trained since."""
+    flag = StopFlag()
+    watcher = Watcher(run, 2, flag, SystemClock())
+    watcher.look()
+    assert not flag.requested
+    touch(run.save_request, 1000)
+    watcher.look()
+    assert heard(flag.one_hot()) == Heard(save=True)
+    flag.served = served = flag.request
+    watcher.look()
+    assert not flag.requested, "it is being saved"
+    touch(run.save_request, 2000)
+    answer_request(run, served)
+    assert run.save_request.exists()
+    watcher.look()
+    assert flag.requested
+    answer_request(run, flag.request)
+    answer_request(run, flag.request)
+    assert not run.save_request.exists()
 
 
 class Looked(StopFlag):

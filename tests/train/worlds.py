@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from slurmtrain.atomic import SystemDisk
 from slurmtrain.checkpoint.state import find_checkpoint, load_checkpoint, save_checkpoint
 from slurmtrain.config.training import LossScale, OptimizerConfig, TrainingConfig
 from slurmtrain.errors import NonFiniteError
@@ -79,7 +78,6 @@ class Trainer:
             entries=[*owned(self.built.parameters, self.optimizer), *self.generators(rng_state())],
             state={},
             group=group,
-            disk=SystemDisk(),
             owner_check=lambda: None,
             keep=100,
         )
@@ -144,7 +142,7 @@ def agreements(trainer):
             poison(trainer)
         try:
             result = trainer.one(number)
-            heard.append((result.stop, result.disowned))
+            heard.append((result.heard.stop, result.heard.disowned))
         except NonFiniteError as error:
             after = [m for kept in trainer.optimizer.states().values() for m in kept]
             kept = all(torch.equal(a, m) for a, m in zip(before, after, strict=True))

@@ -1,0 +1,172 @@
+"""When a run saves, and what becomes of its saves: joins the loop with a `Saver`.
+
+Steps are counted by all ranks alike. Time, and a person's SAVE file, are rank 0's to see; its word rides in the step's reduction
+(`stopping`), and so does a rank's word that its part of a save has failed. So all ranks begin, and give up, after the same step.
+
+A failed save costs nothing but itself: it is told, the run goes on with the checkpoints that it has, and saves again when that is due.
+The last one, before an end, must succeed: it is tried twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from slurmtrain.checkpoint.group import Group
+from slurmtrain.checkpoint.saver import Header, Outcome, Saver, Source
+from slurmtrain.clock import Clock
+from slurmtrain.config.job import CheckpointConfig
+from slurmtrain.errors import CheckpointError
+from slurmtrain.rundir import RunDir
+from slurmtrain.train.stopping import Heard, StopFlag, answer_request, save_request
+
+LAST_TRIES = 2
+"""Of the save before an end."""
+
+
+class State(Protocol):
+    """What is saved, as it is now."""
+
+    @property
+    def step(self) -> int: ...
+
+    def header(self) -> Header: ...
+
+    def source(self) -> Source: ...
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Of a rank. `tell`: emits an event, on rank 0 alone; `phase`: times what runs inside it."""
+
+    run: RunDir
+    flag: StopFlag
+    group: Group
+    clock: Clock
+    tell: Callable[..., None]
+    phase: Callable[[str], AbstractContextManager[Any]] = nullcontext
+
+    @property
+    def first(self) -> bool:
+        return self.group.rank == 0
+
+
+class Saves:
+    """`durable`: the newest step that is known to be saved (rank 0 knows first). All methods but `look` are called by all ranks."""
+
+    def __init__(self, saver: Saver, state: State, wish: CheckpointConfig, here: Surroundings, *, durable: int | None) -> None:
+        self._saver, self._state, self._wish, self._here, self.durable = saver, state, wish, here, durable
+        self._since = here.clock.monotonic()
+        self._under_way: int | None = None
+        self._requests: dict[int, int] = {}
+        """Step of a save to the SAVE file that it answers."""
+        self._why = ""
+        self._told: set[int] = set()
+        """Steps whose failure was told: that of one save is told once."""
+
+    def prepare(self) -> None:
+        """Before the first step."""
+        self._saver.prepare(self._state.source())
+
+    def look(self) -> None:
+        """Before a step, at once: hear what has ended, and raise this rank's flags."""
+        here = self._here
+        for outcome in self._saver.poll():
+            if not outcome.ok and outcome.step not in self._told:
+                here.flag.broken, self._why = True, outcome.error
+            if here.first:
+                self._ended(outcome)
+        if here.first:
+            here.flag.due = self._time_is_up()
+
+    def after(self, heard: Heard, *, ending: bool) -> None:
+        """After a step, when all ranks have heard the same: give up what is broken, save where that is due. `ending`: `finish` follows."""
+        if heard.broken:
+            self._give_up()
+        step, every = self._state.step, self._wish.every_steps
+        if not ending and (heard.save or (every and step % every == 0)):
+            self._begin()
+
+    def finish(self) -> None:
+        """Before an end: what is under way ends, and the state is saved unless it is. Raises CheckpointError where it cannot be."""
+        self.settle()
+        step, tries = self._state.step, 0
+        while self.durable != step:
+            if tries == LAST_TRIES:
+                raise CheckpointError(self._why or f"checkpoint of step {step} not saved")
+            tries += 1
+            self._begin()
+            self.settle()
+        if self._here.first and (request := save_request(self._here.run)) is not None:
+            answer_request(self._here.run, request)
+
+    def settle(self) -> None:
+        """Let what is under way end. Then all ranks know the same `durable`."""
+        with self._here.phase("checkpoint"):
+            self._all_ended(self._saver.wait())
+        self.durable = self._here.group.broadcast(self.durable)
+
+    def close(self) -> None:
+        self._saver.close()
+
+    def _time_is_up(self) -> bool:
+        """A save that is under way is waited for: its successor would only stand behind it."""
+        minutes = self._wish.every_minutes
+        return minutes is not None and self._under_way is None and self._here.clock.monotonic() - self._since >= 60 * minutes
+
+    def _begin(self) -> None:
+        here = self._here
+        step = self._state.step
+        if here.first and here.flag.requested:
+            assert here.flag.request is not None
+            here.flag.served = self._requests[step] = here.flag.request
+        self._told.discard(step)
+        with here.phase("checkpoint"):
+            outcome = self._saver.begin(self._state.header(), self._state.source())
+        self._under_way, self._since = step, here.clock.monotonic()
+        self._all_ended([] if outcome is None else [outcome])
+
+    def _all_ended(self, outcomes: Iterable[Outcome]) -> None:
+        """What all ranks hear alike, after which no failure of before is left."""
+        self._here.flag.broken = False
+        for outcome in outcomes:
+            self._ended(outcome)
+
+    def _ended(self, outcome: Outcome) -> None:
+        if self._under_way == outcome.step:
+            self._under_way = None
+        if not outcome.ok:
+            self._failed(outcome.step, outcome.error)
+            return
+        self.durable = max(outcome.step, self.durable or 0)
+        notes = {"notes": list(outcome.notes)} if outcome.notes else {}
+        self._tell("save", step=outcome.step, seconds=outcome.stall_s, write_s=outcome.write_s, bytes=outcome.bytes, **notes)
+        self._answer(outcome.step)
+
+    def _failed(self, step: int, error: str) -> None:
+        self._why = error
+        if step not in self._told:
+            self._told.add(step)
+            self._tell("save_failed", step=step, error=error, durable=self.durable)
+        self._answer(step)
+
+    def _give_up(self) -> None:
+        """Some rank's part has failed: all hear why, and leave that save."""
+        group, step = self._here.group, self._under_way
+        reasons = group.gather(self._why)
+        why = group.broadcast(next((one for one in reasons if one), "a writer has failed") if reasons is not None else None)
+        self._saver.fail(why)
+        self._here.flag.broken, self._why, self._under_way = False, "", None
+        if step is not None:
+            self._failed(step, why)
+
+    def _answer(self, step: int) -> None:
+        request = self._requests.pop(step, None)
+        if request is not None:
+            answer_request(self._here.run, request)
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        if self._here.first:
+            self._here.tell(kind, **fields)

@@ -1,0 +1,221 @@
+"""When saves begin, and what becomes of them: all ranks after the same step, whoever saw the reason."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from slurmtrain.checkpoint.group import SoloGroup
+from slurmtrain.checkpoint.saver import ArraySource, Header
+from slurmtrain.config.job import CheckpointConfig
+from slurmtrain.errors import CheckpointError
+from slurmtrain.rundir import RunDir
+from slurmtrain.train.saving import Saves, Surroundings
+from slurmtrain.train.stopping import StopFlag, heard, save_request
+from tests.fakes.clock import FakeClock
+from tests.fakes.saver import FakeSaver
+from tests.fakes.thread_group import run_ranks
+
+
+class Rank:
+    """What a loop does with `Saves`, without training. `events`: (kind, step), of rank 0."""
+
+    def __init__(self, folder, group=None, fates=None, *, behind=False, durable=None, **wish):
+        self.group, self.clock, self.flag, self.run = group or SoloGroup(), FakeClock(), StopFlag(), RunDir(folder)
+        self.saver, self.told, self.step = FakeSaver(self.group, fates, behind=behind), [], durable or 0
+        here = Surroundings(self.run, self.flag, self.group, self.clock, lambda kind, **fields: self.told.append((kind, fields)))
+        self.saves = Saves(self.saver, self, CheckpointConfig(**{"every_steps": 0, **wish}), here, durable=durable)
+
+    def header(self):
+        return Header(self.step, 1, 0, self.clock.time(), {}, {})
+
+    def source(self):
+        return ArraySource([])
+
+    def one(self, seconds=60.0):
+        """A step: flags are raised before it, summed in it, acted on after it. Rank 0's watcher looks, too."""
+        if self.group.rank == 0:
+            self.flag.request = save_request(self.run) or self.flag.request
+        self.saves.look()
+        vectors = self.group.gather(self.flag.one_hot())
+        sums = self.group.broadcast([sum(column) for column in zip(*vectors, strict=True)] if vectors is not None else None)
+        self.clock.advance(seconds)
+        self.step += 1
+        self.saves.after(heard(sums), ending=False)
+
+    def steps(self, last):
+        while self.step < last:
+            self.one()
+
+    @property
+    def events(self):
+        return [(kind, fields["step"]) for kind, fields in self.told]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    RunDir(tmp_path / "run").create()
+    return tmp_path / "run"
+
+
+def test_every_so_many_steps_and_never_a_step_twice(folder):
+    rank = Rank(folder, every_steps=3)
+    rank.steps(7)
+    rank.saves.finish()
+    rank.saves.finish()
+    assert rank.saver.saved == [3, 6, 7]
+    assert rank.events == [("save", 3), ("save", 6), ("save", 7)]
+    assert rank.told[0][1] == {"step": 3, "seconds": 0.25, "write_s": 2.0, "bytes": 1000}
+
+
+def test_what_was_loaded_is_not_saved_again(folder):
+    rank = Rank(folder, durable=5)
+    rank.saves.finish()
+    assert rank.saver.saved == []
+
+
+def test_rank_0s_clock_decides_for_all(folder):
+    """Its minutes are up before its third step; the others' clocks, which stand still, are not asked."""
+
+    def body(group):
+        rank = Rank(folder, group, every_minutes=2.0)
+        for _ in range(6):
+            rank.one(60.0 if group.rank == 0 else 0.0)
+        return rank.saver.saved, rank.events
+
+    assert run_ranks(3, body) == [([3, 6], [("save", 3), ("save", 6)]), ([3, 6], []), ([3, 6], [])]
+
+
+def test_time_does_not_press_while_a_save_is_under_way(folder):
+    rank = Rank(folder, every_minutes=2.0, behind=True)
+    rank.steps(8)
+    assert rank.saver.saved == [3]
+    rank.saver.end()
+    rank.one()
+    assert rank.saver.saved == [3, 9]
+
+
+def test_a_person_asks_and_is_answered_when_that_save_has_ended(folder):
+    def body(group):
+        rank = Rank(folder, group, behind=True)
+        rank.one()
+        if group.rank == 0:
+            rank.run.save_request.touch()
+        group.barrier()
+        rank.steps(4)
+        before = rank.run.save_request.exists()
+        group.barrier()
+        rank.saver.end()
+        rank.one()
+        group.barrier()
+        return rank.saver.saved, rank.events, before, rank.run.save_request.exists()
+
+    assert run_ranks(2, body) == [([2], [("save", 2)], True, False), ([2], [], True, False)]
+
+
+def test_a_request_whose_save_fails_is_answered_too(folder):
+    rank = Rank(folder, fates={1: ["full"]})
+    rank.run.save_request.touch()
+    rank.steps(3)
+    assert rank.saver.saved == [1]
+    assert rank.events == [("save_failed", 1)]
+    assert not rank.run.save_request.exists()
+
+
+def test_an_end_answers_a_request_that_nobody_has_seen(folder):
+    rank = Rank(folder)
+    rank.steps(2)
+    rank.run.save_request.touch()
+    rank.saves.finish()
+    assert rank.saver.saved == [2]
+    assert not rank.run.save_request.exists()
+
+
+def test_a_failed_save_costs_nothing_but_itself(folder):
+    rank = Rank(folder, fates={4: ["checkpoint of step 4 not saved: full"]}, every_steps=2)
+    rank.steps(6)
+    assert rank.events == [("save", 2), ("save_failed", 4), ("save", 6)]
+    assert rank.told[1][1] == {"step": 4, "error": "checkpoint of step 4 not saved: full", "durable": 2}
+    assert rank.saves.durable == 6
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_the_last_save_is_tried_twice(folder, behind):
+    rank = Rank(folder, fates={3: ["full"], 4: ["full", "still full"]}, behind=behind)
+    rank.steps(3)
+    rank.saves.finish()
+    assert rank.events == [("save_failed", 3), ("save", 3)]
+    rank.steps(4)
+    with pytest.raises(CheckpointError, match="still full"):
+        rank.saves.finish()
+    assert rank.saver.saved == [3, 3, 4, 4]
+    assert rank.events[2:] == [("save_failed", 4), ("save_failed", 4)]
+
+
+def test_a_save_beside_the_training_is_told_when_it_has_ended(folder):
+    rank = Rank(folder, every_steps=3, behind=True)
+    rank.steps(4)
+    assert rank.events == []
+    assert rank.saves.durable is None
+    rank.saver.end()
+    rank.steps(5)
+    assert rank.events == [("save", 3)]
+    assert rank.saves.durable == 3
+
+
+@pytest.mark.parametrize("steps", [3, 4])
+def test_an_end_waits_for_a_save_that_is_under_way(folder, steps):
+    """And saves the state of now, unless it is that very state."""
+
+    def body(group):
+        rank = Rank(folder, group, every_steps=3, behind=True)
+        rank.steps(steps)
+        rank.saves.finish()
+        return rank.saver.saved, rank.events, rank.saves.durable
+
+    saved = [3] if steps == 3 else [3, 4]
+    told = [("save", step) for step in saved]
+    assert run_ranks(2, body) == [(saved, told, steps), (saved, [], steps)]
+
+
+@pytest.mark.parametrize("broken", [0, 2])
+def test_a_writer_that_breaks_on_one_rank_is_given_up_by_all(folder, broken):
+    def body(group):
+        rank = Rank(folder, group, every_steps=4, behind=True)
+        rank.steps(5)
+        if group.rank == broken:
+            rank.saver.break_here(f"rank {broken}: killed")
+        group.barrier()
+        rank.steps(7)
+        flags = rank.flag.broken
+        rank.steps(8)
+        rank.saves.finish()
+        return SimpleNamespace(events=rank.events, failed=rank.saver.failed, saved=rank.saver.saved, flags=flags, told=rank.told)
+
+    ranks = run_ranks(3, body)
+    assert [one.failed for one in ranks] == [[f"rank {broken}: killed"]] * 3
+    assert [one.saved for one in ranks] == [[4, 8]] * 3
+    assert not any(one.flags for one in ranks)
+    assert [one.events for one in ranks] == [[("save_failed", 4), ("save", 8)], [], []]
+    assert ranks[0].told[0][1]["error"] == f"rank {broken}: killed"
+
+
+def test_all_ranks_know_what_is_durable_after_waiting(folder):
+    def body(group):
+        rank = Rank(folder, group, every_steps=2, behind=True)
+        rank.steps(3)
+        rank.saver.end()
+        rank.one()
+        before = rank.saves.durable
+        rank.saves.settle()
+        return before, rank.saves.durable
+
+    assert run_ranks(2, body) == [(2, 4), (None, 4)]
+
+
+def test_it_is_prepared_and_closed(folder):
+    rank = Rank(folder)
+    rank.saves.prepare()
+    rank.saves.close()
+    assert (rank.saver.prepared, rank.saver.closed) == (1, 1)
