@@ -51,7 +51,7 @@ class ForkServer:
         return self._process.poll() is None
 
     def start(self, door: str) -> Started:
-        """A new writer. `door`: MODULE:FUNCTION that makes its `Syscalls`, for tests; empty: the system's."""
+        """A new writer. `door`: MODULE:FUNCTION:WORD, which makes its `Syscalls` of the word, for tests; empty: the system's."""
         ours, theirs = pair()
         try:
             with theirs:

@@ -18,7 +18,7 @@ class Link:
     """Starts a writer when there is work and none. Not for several threads."""
 
     def __init__(self, server: ForkServer | None, door: str) -> None:
-        self._server, self._door = server or ForkServer(), door
+        self._server, self._door = server, door
         self._writer: Started | None = None
         self._setting: tuple[Setting, int] | None = None
         self._sent = False
@@ -62,17 +62,20 @@ class Link:
         if writer is None:
             return ""
         writer.wire.close()
+        assert self._server is not None
         try:
             return self._server.end(writer.pid)
-        except (CheckpointError, OSError) as error:
-            return str(error)
+        except (CheckpointError, OSError):
+            return "how is not known"
 
     def close(self) -> None:
         """Let writer and server end by themselves."""
         if self._writer is not None:
             self._writer.wire.close()
             self._writer = None
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     def _send(self, work: Work) -> None:
         self._ready().wire.send(work)
@@ -81,15 +84,20 @@ class Link:
         """A writer that has the setting."""
         assert self._setting is not None
         if self._writer is None:
-            if not self._server.alive:  # a last resort: it was to be started before MPI
-                self._server.close()
-                self._server = ForkServer()
-            try:
-                self._writer = self._server.start(self._door)
-            except OSError as error:
-                raise CheckpointError(f"no writer could be started: {error.strerror or error}") from error
+            self._writer = self._started()
         if not self._sent:
             setting, fd = self._setting
             self._writer.wire.send(setting, [fd])
             self._sent = True
         return self._writer
+
+    def _started(self) -> Started:
+        if self._server is not None and not self._server.alive:
+            self._server.close()
+            self._server = None
+        try:
+            if self._server is None:  # a last resort: it was to be started before MPI
+                self._server = ForkServer()
+            return self._server.start(self._door)
+        except OSError as error:
+            raise CheckpointError(f"no writer could be started: {error.strerror or error}") from error

@@ -20,6 +20,7 @@ from slurmtrain.checkpoint.image import fill
 from slurmtrain.checkpoint.link import Link, LostError
 from slurmtrain.checkpoint.orders import Ended, Fail, Inquest, Obituary, Order, Setting, Sweep
 from slurmtrain.checkpoint.saver import Header, Outcome, Register, Source, Terms
+from slurmtrain.checkpoint.writer_job import named
 from slurmtrain.clock import Clock, SystemClock
 from slurmtrain.errors import CheckpointError, OwnershipError
 
@@ -66,6 +67,8 @@ class AsyncSaver:
         self._terms, self._group, self._mates = terms, group, mates or SoloGroup()
         self._register, self._clock, self._orphan_s = register, clock or SystemClock(), orphan_s
         self._link = Link(server, door)
+        if not self._writes:
+            self._link.close()
         self._arranged: Arrangement | None = None
         self._seq = 0
         self._save: _Save | None = None
@@ -205,29 +208,30 @@ class AsyncSaver:
         elif ended.kind == "disowned":
             self._disowned = ended.error
             self._broken(save, ended.error, ended.seconds)
-        elif ended.kind == "failed" or (ended.kind == "given up" and self._group.rank == 0):
+        elif self._group.rank == 0:
             self._broken(save, ended.error, ended.seconds)
+        elif ended.kind == "failed":
+            self._broken(save, named(self._group.rank, ended.error), ended.seconds)
 
     def _lost(self, why: str) -> None:
         """The writer cannot carry the save under way out, or is gone: a fresh one tells the others, or clears up."""
         save = self._save
         assert save is not None
         leads = self._group.rank == 0
-        word = Inquest(save.seq, save.header, why) if leads else Obituary(save.seq, save.header, why)
+        word = Inquest(save.seq, save.header, named(0, why)) if leads else Obituary(save.seq, save.header, why)
         given = None if save.lost else captured(lambda: self._link.give(word))
         if leads and not save.lost and not isinstance(given, Failure):
             save.lost, save.deadline = True, self._clock.monotonic() + INQUEST_S
             return
         self._save = None
-        self._broken(save, why, 0.0)
+        self._broken(save, named(self._group.rank, why), 0.0)
 
     def _broken(self, save: _Save, why: str, seconds: float) -> None:
-        named = why if self._group.rank == 0 and why.startswith("rank ") else f"rank {self._group.rank}: {why}"
-        error = not_saved(save.header.step, CheckpointError(named))
+        error = not_saved(save.header.step, CheckpointError(why))
         self._outcomes.append(
             Outcome(save.header.step, ok=False, stall_s=save.stall_s, write_s=save.stall_s + seconds, bytes=0, error=error)
         )
-        self._unsettled = named
+        self._unsettled = why
         self._failed.append(save.header)
 
     def _sweep(self) -> None:

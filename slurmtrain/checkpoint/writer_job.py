@@ -36,10 +36,11 @@ class GivenUp(Exception):  # noqa: N818 no error of this writer
 
 
 class Heard:
-    """What a writer's listening thread has heard of its rank: `news` is set at each change."""
+    """What a writer's listening thread has heard of its rank: `news` is set at each change. `next`: the next piece of work is there."""
 
     def __init__(self) -> None:
         self.news = threading.Event()
+        self.next = False
         self.fail: Fail | None = None
         self.orphan_since: float | None = None
 
@@ -82,7 +83,7 @@ class Job:
         """Another rank's: wait for the folder, write, leave word there."""
         try:
             self._check_finite()
-            self._await_go(self._deadline)
+            self._await_go()
             report = self._write()
         except GivenUp:
             raise
@@ -96,10 +97,12 @@ class Job:
 
     def refuse(self, why: str) -> None:
         """Leave word of a failure, if the folder is there soon and takes it; the rank tells the others in any case."""
-        refusal = Refusal(self._setting.rank, why)
+        pause, end = FIRST_PAUSE_S, min(self._deadline, self._clock.monotonic() + OBITUARY_S)
         with suppress(OSError, GivenUp, CheckpointError):
-            self._await_go(min(self._deadline, self._clock.monotonic() + OBITUARY_S))
-            leave_word(self._calls, self._staging, self._order.seq, refusal)
+            while not self._may_go() and not self._heard.next and self._clock.monotonic() < end:
+                pause = self._pause(pause)
+            if self._may_go():
+                leave_word(self._calls, self._staging, self._order.seq, Refusal(self._setting.rank, why))
 
     def inquest(self, why: str) -> tuple[int, tuple[str, ...]]:
         """As `lead` gives it, where the writer before this one had published; else raises CheckpointError with its reason."""
@@ -107,6 +110,7 @@ class Job:
         if manifest is None:
             self.clear()
             raise CheckpointError(why)
+        self._calls.fsync_dir(self._setting.terms.run.checkpoints)
         return manifest.total_bytes, (f"after it was published: {why}",)
 
     def clear(self) -> None:
@@ -145,12 +149,16 @@ class Job:
         """What an error means in a folder that is gone."""
         return error if self._staging.exists() else GivenUp("rank 0 has given it up")
 
-    def _await_go(self, deadline: float) -> None:
-        pause, go = FIRST_PAUSE_S, go_name(self._order.seq)
-        while go not in names_in(self._staging):
-            if self._clock.monotonic() > deadline:
-                raise CheckpointError(f"rank 0 had made no folder within {self._setting.terms.timeout_s:.0f} s")
+    def _await_go(self) -> None:
+        pause = FIRST_PAUSE_S
+        while not self._may_go():
+            if self._clock.monotonic() > self._deadline:
+                raise CheckpointError(f"rank 0 had made no folder within {self._setting.terms.timeout_s:g} s")
             pause = self._pause(pause)
+
+    def _may_go(self) -> bool:
+        """Whether rank 0 has made the folder ready for this very save."""
+        return go_name(self._order.seq) in names_in(self._staging)
 
     def _hear_all(self, own: Report) -> list[Report]:
         reports, waiting = {own.rank: own}, {*(self._setting.writers or ())} - {own.rank}
@@ -216,8 +224,17 @@ def blame(failures: list[tuple[int, str]]) -> str:
     >>> blame([(3, "disk full"), (5, "disk full")])
     'rank 3: disk full (and 1 more rank)'
     """
-    (rank, why), more = min(failures), len(failures) - 1
-    return f"rank {rank}: {why}" + (f" (and {counted(more, 'more rank')})" if more else "")
+    more = len(failures) - 1
+    return named(*min(failures)) + (f" (and {counted(more, 'more rank')})" if more else "")
+
+
+def named(rank: int, why: str) -> str:
+    """A reason with its rank in front; one that names a rank already stays as it is.
+
+    >>> named(3, "disk full"), named(0, "rank 3: disk full")
+    ('rank 3: disk full', 'rank 3: disk full')
+    """
+    return why if why.startswith("rank ") else f"rank {rank}: {why}"
 
 
 def not_finite(name: str) -> str:

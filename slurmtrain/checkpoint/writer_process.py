@@ -86,13 +86,17 @@ def _run_writer(fd: int, door: str) -> NoReturn:
     try:
         with suppress(OSError):
             os.nice(NICE)
-        calls: Syscalls = SYSTEM
-        if door:
-            module, _, function = door.partition(":")
-            calls = getattr(importlib.import_module(module), function)()
-        Writer(Wire(socket_of(fd)), calls, SystemClock(), SystemShell()).run()
+        Writer(Wire(socket_of(fd)), _door(door), SystemClock(), SystemShell()).run()
     finally:
         os._exit(1)
+
+
+def _door(door: str) -> Syscalls:
+    if not door:
+        return SYSTEM
+    module, function, word = door.split(":", 2)
+    made: Syscalls = getattr(importlib.import_module(module), function)(word)
+    return made
 
 
 class Writer:
@@ -112,6 +116,7 @@ class Writer:
             if isinstance(work, tuple):
                 self._set(*work)
                 continue
+            self._heard.next = not self._work.empty()
             ended = self._carried_out(work)
             with suppress(OSError):
                 self._wire.send(ended)
@@ -127,6 +132,8 @@ class Writer:
                     self._heard.news.set()
                 else:
                     self._work.put((value, fds[0]) if isinstance(value, Setting) else value)
+                    self._heard.next = True
+                    self._heard.news.set()
         except EOFError:
             self._heard.orphan_since = self._clock.monotonic()
             self._heard.news.set()
