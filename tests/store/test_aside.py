@@ -64,6 +64,13 @@ def test_no_folder_or_file_of_that_name_is_replaced(run):
     assert set_aside(run, 30, "x", calls=Raced()) == run.set_aside(30, 5)
 
 
+def test_an_empty_folder_that_came_meanwhile_is_not_replaced(run, monkeypatch):
+    run.set_aside(20, 1).mkdir()
+    monkeypatch.setattr("slurmtrain.store.aside.asides", lambda _: [])
+    assert set_aside(run, 20, "x") == run.set_aside(20, 2)
+    assert list(run.set_aside(20, 1).iterdir()) == []
+
+
 def test_a_note_that_cannot_be_written_is_missed_by_nobody(run):
     folder = set_aside(run, 20, "full", calls=FakeSyscalls(refusals=[Refusal(errno.ENOSPC, calls=("create",))]))
     assert asides(run) == [Aside(20, 1, folder)]

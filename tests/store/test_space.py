@@ -46,6 +46,9 @@ class TestMounts:
         where = table(tmp_path, (point, "nfs4", "old:/x"), (point, "lustre", "10.0.0.1@tcp:/fs"), (f"{point}2", "xfs", "/dev/b"))
         assert mount_of(folder, where) == Mount(point, "lustre", "10.0.0.1@tcp:/fs")
         assert mount_of(tmp_path, where).kind == "ext4"
+        lines = where.read_text().splitlines()
+        where.write_text("\n".join([*lines[1:], lines[0]]))
+        assert mount_of(folder, where).kind == "lustre", "whatever their order"
 
     def test_links_are_followed_and_names_may_hold_spaces(self, tmp_path):
         (tmp_path / "my disk").mkdir()
