@@ -16,11 +16,12 @@ from slurmtrain.cli.options import examples, root_option
 if TYPE_CHECKING:
     from slurmtrain.cli.ckpt_facts import Sight, Verified
     from slurmtrain.rundir import RunDir
+    from slurmtrain.store.local import LocalNewest
 
 PIPED_WIDTH = 240
 """Columns of a table that no terminal limits."""
 TIER = "shared"
-"""Where all that can be seen from a login node lies; nodes' own disks are seen by the run alone."""
+"""Of those that can be seen from a login node. Of those on the nodes' own disks the run tells the newest."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +72,18 @@ class Row:
 def command(ctx: click.Context, name: str, root: Path | None, *, as_json: bool) -> None:
     """List a run's checkpoints, oldest first: size, layout, whether their files are whole, and which one goes next."""
     from slurmtrain.cli.facts import locate
+    from slurmtrain.store.local import newest_local
 
     doors = doors_of(ctx)
     run = locate(name, root, doors)
     now = doors.clock.time()
-    rows = rows_of(run, doors)
+    rows, local = rows_of(run, doors), newest_local(run)
     if as_json:
         durable = next((row.step for row in rows if row.durable), None)
         told = {"v": 1, "run": run.name, "path": str(run.checkpoints), "durable": durable, "checkpoints": [r.to_json(now) for r in rows]}
-        click.echo(json.dumps(told))
-    elif rows:
-        _print(rows, now)
+        click.echo(json.dumps({**told, "local": local and {**local.__dict__, "nodes": list(local.nodes)}}))
+    elif rows or local:
+        _print(rows, local, now)
     else:
         click.echo(f"run {run.name} has no checkpoint yet", err=True)
 
@@ -144,11 +146,12 @@ def _going_next(run: RunDir, seen: Mapping[int, Sight], used: Collection[int], d
     return set(to_remove(there, policy, durable=after, leased=set(used)))
 
 
-def _print(rows: Sequence[Row], now: float) -> None:
+def _print(rows: Sequence[Row], local: LocalNewest | None, now: float) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from slurmtrain.cli.ckpt_facts import age_text, layout_text
+    from slurmtrain.slurm.hostlist import fold
     from slurmtrain.units import format_size
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -163,6 +166,9 @@ def _print(rows: Sequence[Row], now: float) -> None:
             *(str(row.step), age_text(now - sight.t), format_size(sight.bytes), str(sight.files), layout),
             *(_verified(row, now), TIER, purge, "; ".join(_notes(row))),
         )
+    if local is not None:
+        on = f"newest on the disks of {fold(local.nodes)}"
+        table.add_row(str(local.step), age_text(now - local.t), "", "", "", "", "local", "", on)
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=PIPED_WIDTH)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 KINDS = ("model", "optimizer", "ema", "rng")
 """First parts of tensors' names, in the order in which they are shown."""
-_APART = {"v", "config", "versions"}
+_APART = {"v", "job", "versions"}
 """Of the state: shown on lines of their own."""
 
 
@@ -66,7 +66,7 @@ def told_of(named: Named, sight: Sight, manifest: Manifest) -> dict[str, Any]:
     from slurmtrain.cli.ckpt_facts import purge_days_of, purge_time
     from slurmtrain.store.manifest import MANIFEST_NAME
 
-    config = manifest.state.get("config")
+    config = manifest.state.get("job")
     return {
         "v": 1,
         "run": named.run.name if named.run else None,
@@ -136,15 +136,13 @@ def _versions(named: Named, manifest: Manifest) -> dict[str, str]:
 
 def _changed(named: Named, config: Any) -> list[str] | None:
     """What the run's job.json of today says otherwise, one phrase each; None where one of the two is not there."""
-    from slurmtrain.config.changes import differences
+    from slurmtrain.cli.facts import config_of
+    from slurmtrain.config.changes import differences, stored
 
-    try:
-        now = json.loads(named.run.job_json.read_bytes()) if named.run else None
-    except (OSError, ValueError):
+    now = config_of(named.run) if named.run else None
+    if now is None or not isinstance(config, Mapping):
         return None
-    if not isinstance(now, dict) or not isinstance(config, Mapping):
-        return None
-    return [str(one) for one in differences(config, {key: now[key] for key in now if key in config})]
+    return [str(one) for one in differences(config, stored(now))]
 
 
 def _lines(told: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
@@ -163,7 +161,7 @@ def _lines(told: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
         yield "layout", f"{layout_text(layout)} (world {layout['world']})" if "world" in layout else layout_text(layout)
     yield "versions", ", ".join(f"{name} {version}" for name, version in told["versions"].items()) or "not told"
     yield "config", _config(told)
-    yield "state", ", ".join(f"{key} {_value(value)}" for key, value in told["state"].items()) or "none"
+    yield "state", ", ".join(f"{key} {_short(value)}" for key, value in told["state"].items()) or "none"
     if told["purge_t"] is not None:
         yield "purged", f"{when_text(told['purge_t'], now)} if nobody touches its files"
     for kind, one in told["kinds"].items():
@@ -180,5 +178,7 @@ def _config(told: Mapping[str, Any]) -> str:
     return f"sha256 {told['config_sha256'][:16]}{now}{' ...' if changed and len(changed) > 4 else ''}"
 
 
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def _short(value: Any) -> str:
+    from slurmtrain.errors import one_line
+
+    return one_line(value if isinstance(value, str) else json.dumps(value), 120)

@@ -14,6 +14,7 @@ import pytest
 from slurmtrain.resilience.records import AttemptRecord, write_attempt
 from slurmtrain.store.aside import set_aside
 from slurmtrain.store.leases import lease
+from slurmtrain.store.local import LocalNewest, make_rules, tell_newest
 from slurmtrain.store.manifest import MANIFEST_NAME
 from tests.checkpoint.stored import store
 from tests.cli.ckpts import LAYOUT, TENSORS, make_run, save
@@ -108,6 +109,16 @@ def test_the_site_purges_the_file_that_nobody_touched_for_the_longest(desk, run)
     assert "if nobody touches its files" in desk.type("ckpt", "show", "job").stdout
 
 
+def test_the_newest_on_the_nodes_own_disks(desk, run):
+    make_rules(run)
+    tell_newest(run, LocalNewest(55, 1, desk.clock.time() - 30, ("n1", "n2")))
+    assert json.loads(desk.type("ckpt", "list", "job", "--json").stdout)["local"] == {
+        "step": 55, "attempt": 1, "t": desk.clock.time() - 30, "nodes": ["n1", "n2"],
+    }  # fmt: skip
+    line = desk.type("ckpt", "list", "job").stdout.splitlines()[-1].rstrip()
+    assert line.split(maxsplit=4) == ["55", "30", "s", "local", "newest on the disks of n[1-2]"]
+
+
 def test_a_run_without_checkpoints_and_one_that_is_none(desk):
     make_run(desk)
     result = desk.type("ckpt", "list", "job")
@@ -165,19 +176,23 @@ def test_show_lists_tensors_and_the_boxes_that_tile_them(desk, run):
 
 
 def test_show_tells_configuration_versions_and_state(desk, run):
-    config = json.loads(run.job_json.read_text())
-    config["training"]["steps"] += 5
-    state = {"v": 1, "position": 77, "config": config, "versions": {"torch": "2.13.0", "slurmtrain": "0.1.0"}}
+    """What may be secret travels in no checkpoint, and is not told as a difference."""
+    now = json.loads(run.job_json.read_text())
+    run.job_json.write_text(json.dumps({**now, "environment": {"TOKEN": "secret"}}))
+    config = {**now, "training": {**now["training"], "steps": 105}}
+    config.pop("environment")
+    state = {"v": 1, "position": 77, "job": config, "versions": {"torch": "2.13.0", "slurmtrain": "0.1.0"}, "code": "c0de"}
     store(run.checkpoint(50), 50, TENSORS, state=state)
     told = shown(desk, "job")
     want = hashlib.sha256(json.dumps(config, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
     assert told["config_sha256"] == want
-    assert told["config_changed"] == [f"training.steps: {config['training']['steps']} -> {config['training']['steps'] - 5}"]
+    assert told["config_changed"] == ["training.steps: 105 -> 100"]
     assert told["versions"] == state["versions"]
-    assert told["state"] == {"position": 77}
+    assert told["state"] == {"position": 77, "code": "c0de"}
     text = desk.type("ckpt", "show", "job").stdout
-    assert f"sha256 {want[:16]}; job.json of today: training.steps" in text
+    assert f"sha256 {want[:16]}; job.json of today: training.steps: 105 -> 100" in text
     assert "torch 2.13.0" in text
+    assert "state       position 77, code c0de" in text
 
 
 def test_versions_of_an_older_checkpoint_are_those_of_its_attempt(desk, run):
