@@ -127,11 +127,11 @@ def _whole(named: Named) -> Manifest:
 
 
 def _state(a: Manifest, b: Manifest) -> dict[str, list[Any]]:
-    """Plain values that differ, by name: [of a, of b], null where there is none."""
-    sides = [{"step": one.step, "tokens": one.tokens, **one.state} for one in (a, b)]
-    return {
-        key: [side.get(key) for side in sides] for key in dict.fromkeys([*sides[0], *sides[1]]) if sides[0].get(key) != sides[1].get(key)
-    }
+    """Plain values that differ, by dotted name: [of a, of b], null where there is none."""
+    from slurmtrain.config.changes import differences
+
+    left, right = ({"step": one.step, "tokens": one.tokens, **one.state} for one in (a, b))
+    return {one.key: [one.before, one.after] for one in differences(left, right)}
 
 
 def _number(value: float) -> float | str:

@@ -191,6 +191,15 @@ def test_the_same_tensors_under_another_layout_are_identical(desk, run):
     assert told["state"] == {"step": [20, 30], "tokens": [160, 240]}
 
 
+def test_plain_values_that_differ_are_told_and_do_not_count(desk, run):
+    for step, lr in ((30, 1e-3), (40, 2e-3)):
+        other(run, step, {}, tokens=5, state={"position": step, "job": {"optimizer": {"lr": lr, "name": "adamw"}}})
+    result = desk.type("ckpt", "diff", "job@30", "job@40")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == ["note: step 30 / 40", "note: position 30 / 40", "note: job.optimizer.lr 0.001 / 0.002"]
+    assert diffed(desk, "job@30", "job@40")[1]["state"]["job.optimizer.lr"] == [0.001, 0.002]
+
+
 def test_what_differs_is_told_tensor_by_tensor(desk, run):
     w = TENSORS["model/w"].copy()
     w[2, 3] += 0.5
