@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -49,7 +49,8 @@ class Outcome:
     """How a save ended. `ok`: it is durable, or was there already (a note says so).
 
     `stall_s`: what training waited for it on this rank; `write_s`: from the begin until it was durable, or had failed; `bytes`: of all
-    files. `notes`: what went wrong without harm. `error`: one line, which names the rank where one is to blame.
+    files. `notes`: what went wrong without harm. `error`: one line, which names the rank where one is to blame. `tier`: where it is
+    durable, or should be; a save to both tiers has two outcomes.
     """
 
     step: int
@@ -59,6 +60,7 @@ class Outcome:
     bytes: int
     notes: tuple[str, ...] = ()
     error: str = ""
+    tier: Literal["shared", "local"] = "shared"
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+
+from slurmtrain.checkpoint.peers import Wait
 
 
 class TorchGroup:
@@ -17,7 +21,7 @@ class TorchGroup:
     """
 
     def __init__(self, timeout_s: float, ranks: Sequence[int] | None = None) -> None:
-        self._group = dist.new_group(
+        self._group: Any = dist.new_group(
             list(ranks) if ranks is not None else None,
             backend="gloo",
             timeout=timedelta(seconds=timeout_s),
@@ -42,3 +46,23 @@ class TorchGroup:
 
     def barrier(self) -> None:
         dist.barrier(group=self._group)
+
+    def send(self, data: np.ndarray, to: int) -> Wait:
+        return _waiting(dist.isend(torch.from_numpy(data), group=self._group, group_dst=to))
+
+    def receive(self, into: np.ndarray, source: int) -> Wait:
+        return _waiting(dist.irecv(torch.from_numpy(into), group=self._group, group_src=source))
+
+    def close(self) -> None:
+        dist.destroy_process_group(self._group)
+        self._group = None
+        gc.collect()  # connections are closed when nothing refers to the group any more, tracebacks neither
+
+
+def _waiting(work: dist.Work | None) -> Wait:
+    assert work is not None, "not a rank of this group"
+
+    def wait() -> None:
+        work.wait()
+
+    return wait

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slurmtrain.checkpoint.group import on_rank_0
@@ -55,3 +56,46 @@ class GroupConformance:
         assert [type(one) for one in failures] == [expected] * self.size
         assert len({str(one) for one in failures}) == 1
         assert "one reason" in str(failures[0])
+
+
+class PeerConformance(GroupConformance):
+    """What every checkpoint.peers.PeerGroup must do besides."""
+
+    def test_bytes_go_round_at_the_same_time(self):
+        def body(group):
+            own = np.full(100_000, group.rank, np.uint8)
+            got = np.empty(100_000, np.uint8)
+            waits = [group.send(own, (group.rank + 1) % group.size), group.receive(got, (group.rank - 1) % group.size)]
+            for wait in waits:
+                wait()
+            return sorted(set(got.tolist()))
+
+        assert self.run(body) == [[(rank - 1) % self.size] for rank in range(self.size)]
+
+    def test_what_one_sends_arrives_in_its_order(self):
+        def body(group):
+            if group.rank == 0:
+                waits = [group.send(np.full(8, i, np.uint8), 1) for i in range(10)]
+            elif group.rank == 1:
+                places = [np.empty(8, np.uint8) for _ in range(10)]
+                waits = [group.receive(place, 0) for place in places]
+            else:
+                return None
+            for wait in waits:
+                wait()
+            return [int(place[0]) for place in places] if group.rank == 1 else None
+
+        assert self.run(body)[1] == list(range(10))
+
+    def test_others_of_the_group_may_gather_meanwhile(self):
+        def body(group):
+            got = np.empty(4, np.uint8)
+            wait = group.receive(got, 0) if group.rank == 1 else None
+            group.gather(group.rank)
+            if group.rank == 0:
+                group.send(np.arange(4, dtype=np.uint8), 1)()
+            if wait is not None:
+                wait()
+            return got.tolist() if group.rank == 1 else None
+
+        assert self.run(body)[1] == [0, 1, 2, 3]

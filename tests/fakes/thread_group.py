@@ -67,6 +67,9 @@ class ThreadGroup:
 
         return wait
 
+    def close(self) -> None:
+        self._world.meet.abort()
+
 
 def run_ranks(size: int, body: Callable[[ThreadGroup], Any]) -> list[Any]:
     """What body(group) gives back on each rank; an exception counts as a value."""
