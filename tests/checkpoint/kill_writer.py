@@ -1,9 +1,13 @@
-"""A program for test_kill: saves checkpoints until it is killed. It never imports torch.
+"""A program for test_kill and test_kill_async: saves checkpoints until it is killed. It never imports torch.
 
-It reads one line of JSON a trial from stdin, {"run", "attempt", "steps", "die_at"}, and forks a child for it (so that h5py is imported
-once). The child finds the newest checkpoint, checks its content, and saves every 10 steps from there; `die_at` n: it kills itself at
-its n-th file operation (open, mkdir, rename, remove, rmdir) below the run folder. stdout: `pid N`, `from S`, `begin S`, `done S`,
-`ended CODE`.
+It reads one line of JSON a trial from stdin and forks a child for it (so that modules are loaded once). The child finds the newest
+checkpoint, checks its content, and saves every 10 steps from there, as two ranks in threads.
+stdout: `pid N`, `from S`, `begin S`, `done S`, `ended CODE`.
+
+    {"run", "attempt", "steps", "die_at"}               while training stands still; `die_at` n: it kills itself at its n-th file
+                                                        operation (open, mkdir, rename, remove, rmdir) below the run folder
+    {"run", "attempt", "steps", "writer_dies_at": [..]} beside the training; `writer N` for each new one, `failed S`; each
+                                                        rank's writer kills itself at that system call, 0: never
 """
 
 from __future__ import annotations
@@ -12,16 +16,32 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+from slurmtrain.checkpoint.forkserver import ForkServer
 from slurmtrain.checkpoint.group import SoloGroup
 from slurmtrain.checkpoint.load import find_checkpoint
+from slurmtrain.checkpoint.staged import AsyncSaver
 from slurmtrain.rundir import RunDir
-from tests.checkpoint.arrays import save_step, wrong_tensors
+from tests.checkpoint.arrays import begin, save_step, source, terms, wrong_tensors
+from tests.checkpoint.doors import faulty_door
+from tests.checkpoint.staging import writer_pid
 from tests.fakes.thread_group import run_ranks
 
 WATCHED = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+
+
+class Shared(ForkServer):
+    """One of the program's, which children use one after another."""
+
+    @property
+    def alive(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        return
 
 
 def say(text: str) -> None:
@@ -40,28 +60,75 @@ def die_at(count: int, below: str) -> None:
     sys.addaudithook(hook)
 
 
-def train(run: RunDir, attempt: int, steps: int) -> None:
+def resumed(run: RunDir) -> int:
     found = find_checkpoint(run, SoloGroup())
     start = 0 if found is None else found.step
     assert found is None or wrong_tensors(found) == [], found
     say(f"from {start}")
+    return start
+
+
+def train(run: RunDir, attempt: int, steps: int) -> None:
+    start = resumed(run)
     for step in range(start + 10, start + 10 * steps + 1, 10):
         say(f"begin {step}")
-        results = run_ranks(2, lambda group, step=step: save_step(run, step, group, attempt=attempt, keep=2))
-        assert not [one for one in results if isinstance(one, Exception)], results
+        outcomes = run_ranks(2, lambda group, step=step: save_step(run, step, group, attempt=attempt, keep=2))
+        assert all(one.ok for one in outcomes), outcomes
         say(f"done {step}")
+
+
+def train_beside(run: RunDir, attempt: int, steps: int, deaths: list[int], servers: list[Shared]) -> None:
+    start = resumed(run)
+
+    def tell(outcomes: list[Any], group: Any, saver: AsyncSaver, writers: set[int]) -> None:
+        if saver._link._writer is not None and writer_pid(saver) not in writers:  # a fresh one
+            writers.add(writer_pid(saver))
+            say(f"writer {writer_pid(saver)}")
+        for one in outcomes if group.rank == 0 else []:
+            say(f"{'done' if one.ok else 'failed'} {one.step}")
+
+    def body(group: Any) -> None:
+        death = deaths[group.rank]
+        door = faulty_door(cut_at=death, kill=True, torn=bool(death % 2)) if death else ""
+        saver = AsyncSaver(terms(run), group, server=servers[group.rank], door=door, orphan_s=0.2)
+        saver.prepare(source(0, group.rank, 2))
+        writers: set[int] = set()
+        tell([], group, saver, writers)
+        group.barrier()
+        for step in range(start + 10, start + 10 * steps + 1, 10):
+            if group.rank == 0:
+                say(f"begin {step}")
+            begin(saver, step, group, attempt)
+            tell([], group, saver, writers)
+            for _ in range(step % 7):
+                group.barrier()
+                threading.Event().wait(0.002)
+                tell(saver.poll(), group, saver, writers)
+        tell(saver.wait(), group, saver, writers)
+        saver.close()
+
+    results = run_ranks(2, body)
+    assert results == [None, None], results
 
 
 def main() -> None:
     assert "torch" not in sys.modules
+    servers: list[Shared] = []
     for line in sys.stdin:
         order = json.loads(line)
+        deaths = order.get("writer_dies_at")
+        if deaths is not None and not servers:
+            servers += [Shared(), Shared()]
         pid = os.fork()
         if pid == 0:
             say(f"pid {os.getpid()}")  # by the child itself, so that it comes before anything else it says
-            if order["die_at"] is not None:
+            if order.get("die_at") is not None:
                 die_at(order["die_at"], order["run"])
-            train(RunDir(Path(order["run"])), order["attempt"], order["steps"])
+            run = RunDir(Path(order["run"]))
+            if deaths is None:
+                train(run, order["attempt"], order["steps"])
+            else:
+                train_beside(run, order["attempt"], order["steps"], deaths, servers)
             os._exit(0)
         say(f"ended {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}")
 

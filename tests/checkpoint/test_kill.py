@@ -6,53 +6,24 @@ which also falls into HDF5's writes and fsyncs, of which Python sees nothing.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from slurmtrain.rundir import RunDir, is_trash, staging_attempt
 from slurmtrain.store.listing import newest_verified, steps_present
 from slurmtrain.store.verify import verify
+from tests.checkpoint.kill_driver import Program
 
-ROOT = Path(__file__).resolve().parents[2]
 TRIALS = 50
-
-
-class Writer:
-    """The program kill_writer.py."""
-
-    def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        argv = [sys.executable, "-m", "tests.checkpoint.kill_writer"]
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
-
-    def order(self, **order) -> None:
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-
-    def hear(self) -> tuple[str, int]:
-        """The next word and number it says; fails when the program is gone."""
-        line = self.process.stdout.readline()
-        assert line, "the writer has ended"
-        word, number = line.split()
-        return word, int(number)
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.stdout.close()  # a child that still saves, after a failed assertion, ends when it next says something
-        self.process.wait(30)
 
 
 @pytest.fixture
 def writer():
-    writer = Writer()
+    writer = Program()
     yield writer
     writer.close()
 
