@@ -44,7 +44,10 @@ def _from_run(source: RunWeights, job: JobConfig, entries: Sequence[Entry], grou
     told: list[str] = []
 
     def load(found: Found) -> None:
-        fitting = fit_of_checkpoint(found.manifest, job.model)
+        try:
+            fitting = fit_of_checkpoint(found.manifest, job.model)
+        except CheckpointError as error:
+            raise type(error)(f"{found.folder}: {error}") from None
         wanted = [(replace(part, name=MODEL + fitting.found[part.name]), tensor) for part, tensor in entries if part.name in fitting.found]
         load_checkpoint(found.folder, found.manifest, wanted, policy, (group.rank, group.size))
         told[:] = [f"{counted(len(fitting.found), 'tensor')}{fitting.words}"]

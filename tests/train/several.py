@@ -21,6 +21,9 @@ from slurmtrain.config.stored import read_plan, write_models
 from slurmtrain.fabric.plan import build_plan
 from slurmtrain.rundir import RunDir
 from slurmtrain.runtime.world import Standing
+from slurmtrain.store.aside import set_aside
+from slurmtrain.store.listing import steps_present
+from slurmtrain.store.origin import Origin
 from slurmtrain.store.verify import read_manifest
 from slurmtrain.telemetry.sink import EventSink
 from slurmtrain.train.loop import Loop
@@ -35,13 +38,15 @@ from tests.train.runs import make_job, make_site
 class Attempt:
     """Attempt `number` of the run in a folder. `stop_at`: the last rank is asked to stop while this step is under way.
 
-    `job`: what the run's job is from now on.
+    `job`: what the run's job is from now on; `back_to`: checkpoints of later steps are set aside before; `origin`: it is a branch.
     """
 
     folder: Path
     number: int = 1
     stop_at: int | None = None
     job: JobConfig | None = None
+    back_to: int | None = None
+    origin: Origin | None = None
 
 
 def several(attempts: list[Attempt]):
@@ -58,8 +63,8 @@ def several(attempts: list[Attempt]):
 
 def _one(attempt: Attempt):
     run, clock, flag, rank = RunDir(attempt.folder), SystemClock(), StopFlag(), dist.get_rank()
-    if attempt.job is not None and rank == 0:
-        write_models(run, attempt.job, make_site(), build_plan(attempt.job, make_site()), SystemDisk())
+    if rank == 0:
+        _arrange(run, attempt)
     dist.barrier()
     run.attempt(attempt.number).create()
     torch.manual_seed(1000 * attempt.number + rank)  # what the attempt before drew must not help this one
@@ -69,6 +74,16 @@ def _one(attempt: Attempt):
         _stop_at(session, attempt.stop_at, flag)
     sink = EventSink(run.event_file(0), clock, attempt.number, rank) if rank == 0 else None
     return Loop(session, Standing(rank, "n1"), sink, clock).run()
+
+
+def _arrange(run: RunDir, attempt: Attempt):
+    if attempt.job is not None:
+        write_models(run, attempt.job, make_site(), build_plan(attempt.job, make_site()), SystemDisk())
+    if attempt.origin is not None:
+        run.origin_json.write_bytes(attempt.origin.to_json())
+    for step in steps_present(run.checkpoints):
+        if attempt.back_to is not None and step > attempt.back_to:
+            set_aside(run, step, "back")
 
 
 def _numbered(run: RunDir, attempt: int):
@@ -98,7 +113,11 @@ def job_of(data: Path, *, sections=None, gpus: int = 1, **more) -> JobConfig:
 
 def tensors_of(run: RunDir, step: int) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint, whole, whatever layout wrote them."""
-    folder, found = run.checkpoint(step), {}
+    return tensors_in(run.checkpoint(step))
+
+
+def tensors_in(folder: Path) -> dict[str, torch.Tensor]:
+    found = {}
     manifest = read_manifest(folder)
     with PartReader(folder, manifest) as reader:
         for name, entry in manifest.tensors.items():
