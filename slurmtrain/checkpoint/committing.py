@@ -9,8 +9,8 @@ from slurmtrain.checkpoint.group import reason_of
 from slurmtrain.checkpoint.reports import Report, assemble
 from slurmtrain.checkpoint.saver import Header, Terms
 from slurmtrain.clock import Clock
-from slurmtrain.errors import CheckpointError, OwnershipError, SlurmtrainError
-from slurmtrain.resilience.records import read_owner
+from slurmtrain.errors import CheckpointError, SlurmtrainError
+from slurmtrain.resilience.ownership import check_owner
 from slurmtrain.rundir import RunDir
 from slurmtrain.shell import Shell
 from slurmtrain.store.commit import OwnerCheck, discard, open_staging, publish
@@ -20,13 +20,6 @@ from slurmtrain.store.space import Need, shortage
 from slurmtrain.store.striping import stripe
 from slurmtrain.store.verify import read_manifest, size_problems
 from slurmtrain.syscalls import Syscalls
-
-
-def check_owner(run: RunDir, attempt: int) -> None:
-    """Raise OwnershipError when owner.json names another attempt. A run that nobody owns (no owner.json) is open to all."""
-    owner = read_owner(run.owner_json)
-    if owner is not None and owner.attempt != attempt:
-        raise OwnershipError(f"{run.path}: this run belongs to {owner} now: attempt {attempt} leaves without saving")
 
 
 class Committer:

@@ -16,10 +16,10 @@ from typing import Any, get_args
 
 from slurmtrain.clock import Clock
 from slurmtrain.errors import OwnershipError
+from slurmtrain.resilience.ownership import check_owner
 from slurmtrain.rundir import RunDir
 from slurmtrain.telemetry.exitfile import StopReason
 from slurmtrain.telemetry.stopfile import read_stop
-from slurmtrain.train.ownership import check_owner
 
 REASONS: tuple[StopReason, ...] = ("stop", "interrupt", "requeue")
 """First comes first when several were given: what a person asked for outweighs what Slurm does."""
