@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.checkpoint.forkserver import ForkServer
-from slurmtrain.checkpoint.group import SoloGroup
-from slurmtrain.checkpoint.load import find_checkpoint
 from slurmtrain.checkpoint.staged import AsyncSaver
 from slurmtrain.rundir import RunDir
+from slurmtrain.store.listing import newest_verified
 from tests.checkpoint.arrays import begin, save_step, source, terms, wrong_tensors
 from tests.checkpoint.doors import faulty_door
 from tests.checkpoint.staging import writer_pid
@@ -61,7 +60,7 @@ def die_at(count: int, below: str) -> None:
 
 
 def resumed(run: RunDir) -> int:
-    found = find_checkpoint(run, SoloGroup())
+    found = newest_verified(run.checkpoints)
     start = 0 if found is None else found.step
     assert found is None or wrong_tensors(found) == [], found
     say(f"from {start}")
