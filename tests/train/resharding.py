@@ -12,11 +12,12 @@ import torch.distributed as dist
 
 from slurmtrain.checkpoint.saver import Header, Terms
 from slurmtrain.checkpoint.staged import AsyncSaver
-from slurmtrain.checkpoint.state import TensorSource, find_checkpoint, load_checkpoint
+from slurmtrain.checkpoint.state import TensorSource, load_checkpoint
 from slurmtrain.checkpoint.sync import SyncSaver
 from slurmtrain.config.model import ModelConfig
 from slurmtrain.rundir import RunDir
 from slurmtrain.runtime.seeds import rng_state, set_rng_state
+from slurmtrain.store.listing import newest_verified
 from slurmtrain.store.retention import RetentionPolicy
 from slurmtrain.train.group import TorchGroup
 from slurmtrain.train.state import owned, tensors, wanted
@@ -97,7 +98,7 @@ def save(trainer: Trainer, run: RunDir, step: int, mode: str, meanwhile: Any = N
 
 
 def load(trainer: Trainer, run: RunDir, *, generators: bool) -> None:
-    found = find_checkpoint(run, group_of(trainer))
+    found = newest_verified(run.checkpoints)
     assert found is not None
     load_checkpoint(found.folder, found.manifest, wanted(trainer.built.parameters, trainer.optimizer, None, found.manifest))
     trainer.optimizer.updates = found.manifest.state["updates"]

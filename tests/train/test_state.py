@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from slurmtrain.checkpoint.group import SoloGroup
-from slurmtrain.checkpoint.state import find_checkpoint, load_checkpoint, save_checkpoint
+from slurmtrain.checkpoint.state import load_checkpoint, save_checkpoint
 from slurmtrain.config.training import LossScale, OptimizerConfig
 from slurmtrain.errors import CheckpointError, ConfigError
 from slurmtrain.rundir import RunDir
+from slurmtrain.store.listing import newest_verified
 from slurmtrain.store.manifest import Manifest
 from slurmtrain.train.ema import Average
 from slurmtrain.train.optimizer import make_optimizer
@@ -48,7 +49,7 @@ def saved(tmp_path, entries, state):
         owner_check=lambda: None,
         keep=2,
     )
-    return find_checkpoint(run, SoloGroup())
+    return newest_verified(run.checkpoints)
 
 
 def all_tensors(parameters, optimizer, average):

@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from slurmtrain.checkpoint.state import find_checkpoint, load_checkpoint, save_checkpoint
+from slurmtrain.checkpoint.state import load_checkpoint, save_checkpoint
 from slurmtrain.config.training import LossScale, OptimizerConfig, TrainingConfig
 from slurmtrain.errors import NonFiniteError
 from slurmtrain.parallel.apply import build
 from slurmtrain.rundir import RunDir
 from slurmtrain.runtime.seeds import rng_state, seed_for, set_rng_state
+from slurmtrain.store.listing import newest_verified
 from slurmtrain.train.group import TorchGroup
 from slurmtrain.train.optimizer import make_optimizer
 from slurmtrain.train.scaler import LossScaler
@@ -83,7 +84,7 @@ class Trainer:
         )
 
     def load(self, run, group, *, generators=False):
-        found = find_checkpoint(run, group)
+        found = newest_verified(run.checkpoints)
         load_checkpoint(found.folder, found.manifest, wanted(self.built.parameters, self.optimizer, None, found.manifest))
         self.optimizer.updates = found.step
         self.built.publish()
