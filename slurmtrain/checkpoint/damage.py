@@ -1,4 +1,4 @@
-"""All that is wrong with a checkpoint, by file and tensor; torch is not needed, HDF5 for the first format alone."""
+"""All that is wrong with a checkpoint, by file and tensor; neither torch nor HDF5 is needed."""
 
 from __future__ import annotations
 
@@ -38,32 +38,36 @@ def strangers(folder: Path, manifest: Manifest) -> list[str]:
 
 def _named(folder: Path, manifest: Manifest, name: str) -> list[str]:
     """The chunks of a file that differ, with the tensors that lie there; nothing where it cannot be read."""
-    from slurmtrain.checkpoint.located import located  # noqa: PLC0415 brings HDF5, which only a damaged file needs
-
     want, chunk = manifest.files[name], manifest.chunk_bytes
     try:
         have = sums_of(folder / name, chunk)
-        runs = sorted(_runs(located(folder, manifest), name))
-    except (OSError, CheckpointError):
+    except OSError:
         return []
+    runs = list(_runs(manifest, name))
     bad = [i for i, (a, b) in enumerate(zip(have.xxh3_64, want.xxh3_64, strict=False)) if a != b]
     return [f"{name}: chunk {i} (bytes from {i * chunk}) differs from what was written: {_tensors(runs, i * chunk, chunk)}" for i in bad]
 
 
-def _runs(manifest: Manifest, file: str) -> Iterator[tuple[int, int, str]]:
-    """(first byte, end, tensor) of the boxes in a file; what is wrong with an entry is told elsewhere."""
+def _runs(manifest: Manifest, file: str) -> Iterator[tuple[int | None, int, str]]:
+    """(first byte, which the first format does not say, bytes, tensor) of the boxes in a file; wrong entries are told elsewhere."""
     for name in manifest.tensors:
         with suppress(CheckpointError):
             entry = manifest.tensors[name]
             width = WIDTHS.get(entry.dtype, 0)
             for one in entry.boxes:
-                if one.file == file and one.at is not None:
-                    yield one.at, one.at + one.box.volume * width, name
+                if one.file == file:
+                    yield one.at, one.box.volume * width, name
 
 
-def _tensors(runs: list[tuple[int, int, str]], start: int, size: int) -> str:
-    there = list(dict.fromkeys(name for low, high, name in runs if low < start + size and high > start))
-    if not there:
-        return "no tensor lies there"
-    more = f" and {len(there) - MOST_NAMES} more" if len(there) > MOST_NAMES else ""
-    return f"there lies {', '.join(there[:MOST_NAMES])}{more}"
+def _tensors(runs: list[tuple[int | None, int, str]], start: int, size: int) -> str:
+    known = sorted((at, at + count, name) for at, count, name in runs if at is not None)
+    there = list(dict.fromkeys(name for low, high, name in known if low < start + size and high > start))
+    if len(known) < len(runs):
+        return f"the file holds {_some([name for _, _, name in runs])}"
+    return f"there lies {_some(there)}" if there else "no tensor lies there"
+
+
+def _some(names: list[str]) -> str:
+    distinct = list(dict.fromkeys(names))
+    more = f" and {len(distinct) - MOST_NAMES} more" if len(distinct) > MOST_NAMES else ""
+    return f"{', '.join(distinct[:MOST_NAMES])}{more}"

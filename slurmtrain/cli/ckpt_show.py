@@ -157,8 +157,9 @@ def _lines(told: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
     yield "written", f"{when_text(told['t'], now)}, by attempt {told['attempt']}"
     yield "size", f"{format_size(told['bytes'])} in {counted(len(told['files']), 'file')}, manifest {format_size(told['manifest_bytes'])}"
     yield "files", told["problem"] or "all there, of the right sizes (slurmtrain ckpt verify compares their bytes)"
-    if layout := told["layout"]:
-        yield "layout", f"{layout_text(layout)} (world {layout['world']})" if "world" in layout else layout_text(layout)
+    if text := layout_text(told["layout"]):
+        world = told["layout"].get("world")
+        yield "layout", text if world is None or text.startswith(f"{world} ") else f"{text} (world {world})"
     yield "versions", ", ".join(f"{name} {version}" for name, version in told["versions"].items()) or "not told"
     yield "config", _config(told)
     yield "state", ", ".join(f"{key} {_short(value)}" for key, value in told["state"].items()) or "none"

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -167,6 +168,22 @@ def test_a_batch_job_verifies_what_the_command_says(desk, run, monkeypatch):
     lines = done.stdout.splitlines()
     assert lines[0].startswith("job@20: rank-00001.h5: chunk 0")
     assert lines[-1] == "1 of 2 are as they were written"
+
+
+OLD = Path(__file__).parents[1] / "checkpoint" / "releases" / "format-1" / "step-00000040"
+
+
+def test_checkpoints_of_the_first_format(desk, tmp_path):
+    assert desk.type("ckpt", "verify", OLD).exit_code == 0
+    assert "layout      2 ranks\n" in desk.type("ckpt", "show", OLD).stdout
+    assert desk.type("ckpt", "copy", OLD, tmp_path / "copies").exit_code == 0
+    copy = tmp_path / "copies" / OLD.name
+    result = desk.type("ckpt", "diff", OLD, copy)
+    assert (result.exit_code, result.stdout) == (0, "identical: 7 tensors, bit for bit\n")
+    flip(copy / "rank-00001.h5", 5000)
+    result = desk.type("ckpt", "verify", copy)
+    assert result.exit_code == 1
+    assert f"{copy}: rank-00001.h5: chunk 0 (bytes from 0) differs from what was written: the file holds model/" in result.stdout
 
 
 def other(run, step, changes, **how):
