@@ -20,14 +20,11 @@ import numpy as np
 
 from slurmtrain.boxes import Box, Part, contains, intersect, tiling_fault, whole
 from slurmtrain.checkpoint.dtypes import carrier
-from slurmtrain.checkpoint.group import Failure, Group, captured
 from slurmtrain.checkpoint.located import located
 from slurmtrain.checkpoint.reading import BLOCK_BYTES, FileReader, Strip, deliver, strips_of
 from slurmtrain.errors import CheckpointError, CorruptCheckpointError
-from slurmtrain.rundir import RunDir
-from slurmtrain.store.listing import Found, newest_verified
 from slurmtrain.store.manifest import MANIFEST_NAME, Manifest, StoredBox, Tensors
-from slurmtrain.store.verify import Policy, sum_problems
+from slurmtrain.store.verify import Policy
 
 OPEN_FILES = 64
 THREADS = 2
@@ -36,42 +33,6 @@ AHEAD = 3
 """Chunks that the kernel is told of before they are read."""
 KEPT_CHUNKS = 2
 NAMES_SHOWN = 3
-
-
-def find_checkpoint(run: RunDir, group: Group) -> Found | None:
-    """The newest checkpoint that verifies, the same on every rank, and what was passed over; None when there is none at all.
-
-    Rank 0 lists, reads manifests and sizes; the sums of the files are shared out over all ranks. Raises CorruptCheckpointError on
-    all ranks when there are checkpoints and none verifies.
-    """
-    outcome = _lead(run, group) if group.rank == 0 else _follow(group)
-    if isinstance(outcome, Failure):
-        raise outcome.error()
-    return outcome
-
-
-def _lead(run: RunDir, group: Group) -> Found | Failure | None:
-    def spread(folder: Path, manifest: Manifest) -> list[str]:
-        group.broadcast((folder, manifest))
-        return [problem for problems in group.gather(_share(folder, manifest, group)) or [] for problem in problems]
-
-    outcome = captured(lambda: newest_verified(run.checkpoints, spread))
-    group.broadcast(outcome)
-    return outcome
-
-
-def _follow(group: Group) -> Found | Failure | None:
-    while isinstance(order := group.broadcast(None), tuple):
-        folder, manifest = order
-        group.gather(_share(folder, manifest, group))
-    return order
-
-
-def _share(folder: Path, manifest: Manifest, group: Group) -> list[str]:
-    """Problems in this rank's share of the files."""
-    names = sorted(manifest.files)[group.rank :: group.size]
-    problems = captured(lambda: sum_problems(folder, manifest, names))
-    return [f"rank {group.rank}: {problems.message}"] if isinstance(problems, Failure) else problems
 
 
 class Wish(NamedTuple):

@@ -17,7 +17,7 @@ from slurmtrain.boxes import Box, Part
 from slurmtrain.checkpoint.dtypes import carrier
 from slurmtrain.checkpoint.group import Group
 from slurmtrain.checkpoint.layout import BoxSpec
-from slurmtrain.checkpoint.load import PartReader, Wish, find_checkpoint
+from slurmtrain.checkpoint.load import PartReader, Wish
 from slurmtrain.checkpoint.saver import Header, Outcome, Terms, kinds_of
 from slurmtrain.checkpoint.sync import SyncSaver
 from slurmtrain.clock import Clock, SystemClock
@@ -27,8 +27,6 @@ from slurmtrain.store.commit import OwnerCheck
 from slurmtrain.store.manifest import Manifest
 from slurmtrain.store.retention import RetentionPolicy
 from slurmtrain.store.verify import Policy
-
-__all__ = ["TensorSource", "find_checkpoint", "load_checkpoint", "pinned", "save_checkpoint"]
 
 Entry = tuple[Part, torch.Tensor]
 
