@@ -116,6 +116,11 @@ class LocalSaves:
         """Whether nothing was reported yet for the save under way."""
         return self._awaited
 
+    def open(self) -> None:
+        """Collective: make the group ready; the first `begin` does it else."""
+        if self._group is None:
+            self._group = self._make_group()
+
     def staging(self, header: Header) -> Path:
         """Where the writers of this node put their files."""
         return self._ground.local.staging(header.step, header.attempt)
@@ -126,8 +131,12 @@ class LocalSaves:
         `stall_s`: what the save has cost this rank so far.
         """
         assert not self.busy
-        if renew or self._group is None:
-            self._group, self.broken = self._make_group(), False
+        if renew:
+            if not self.broken and self._group is not None:
+                self._group.close()
+            self._group, self.broken = None, False
+        self.open()
+        assert self._group is not None
         self._words, self._awaited = queue.SimpleQueue(), True
         self._thread = threading.Thread(target=self._run, args=(self._group, header, stall_s), name="local-save", daemon=True)
         self._thread.start()

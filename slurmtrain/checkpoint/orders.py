@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from slurmtrain.checkpoint.layout import FileLayout
+from slurmtrain.checkpoint.reports import Report
 from slurmtrain.checkpoint.saver import Header, Kinds, Terms
 from slurmtrain.store.space import Need
 
-Kind = Literal["saved", "written", "failed", "given up", "disowned", "done"]
+Kind = Literal["local", "saved", "written", "failed", "given up", "disowned", "done"]
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,16 @@ class Setting:
 
 @dataclass(frozen=True)
 class Order:
-    """Write what the image holds now. `seq`: counts the saves of this attempt, from 1."""
+    """Write what the image holds now. `seq`: counts the saves of this attempt, from 1.
+
+    `local`: a staging folder on the node's own disk that the file goes to first, and is answered for by an Ended of its own; `shared`:
+    whether it goes to the run folder.
+    """
 
     seq: int
     header: Header
+    local: Path | None = None
+    shared: bool = True
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,8 @@ class Fail:
 class Ended:
     """An order was carried out. `saved`: by the writer that commits; `written`: another one's part of it is done.
 
-    `given up`: through no fault of this writer. `disowned`: another attempt owns the run.
+    `given up`: through no fault of this writer. `disowned`: another attempt owns the run. `local`: the part of an order that goes to the
+    node's own disk is done (`report`), or has failed (`error`); what the order asks besides is answered for later.
     """
 
     seq: int
@@ -85,3 +94,4 @@ class Ended:
     bytes: int = 0
     notes: tuple[str, ...] = ()
     error: str = ""
+    report: Report | None = None

@@ -18,7 +18,9 @@ from slurmtrain.checkpoint.forkserver import ForkServer
 from slurmtrain.checkpoint.group import Failure, Group, SoloGroup, captured
 from slurmtrain.checkpoint.image import fill
 from slurmtrain.checkpoint.link import Link, LostError
+from slurmtrain.checkpoint.local_save import LocalSaves
 from slurmtrain.checkpoint.orders import Ended, Fail, Inquest, Obituary, Order, Setting, Sweep
+from slurmtrain.checkpoint.reports import Report
 from slurmtrain.checkpoint.saver import Header, Outcome, Register, Source, Terms
 from slurmtrain.checkpoint.writer_job import named
 from slurmtrain.clock import Clock, SystemClock
@@ -41,6 +43,7 @@ class _Save:
     header: Header
     stall_s: float
     deadline: float
+    shared: bool = True
     lost: bool = False
 
 
@@ -49,7 +52,8 @@ class AsyncSaver:
 
     `mates`: the ranks that share a writer with this one (`saver.shares`). `server`: started before MPI, from now on this object's; None
     starts one here. `register`: pins the image for copies from a device. `door`: see `ForkServer.start`. `orphan_s`: so long a writer
-    whose rank is gone waits for others.
+    whose rank is gone waits for others. `local`: each save goes to the nodes' own disks, and to the run folder where `begin` is told so,
+    or the last save to either has failed; `waits`: `begin` returns when the save has ended, its outcomes come from `poll` all the same.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class AsyncSaver:
         clock: Clock | None = None,
         door: str = "",
         orphan_s: float = ORPHAN_S,
+        local: LocalSaves | None = None,
+        waits: bool = False,
     ) -> None:
         self._terms, self._group, self._mates = terms, group, mates or SoloGroup()
         self._register, self._clock, self._orphan_s = register, clock or SystemClock(), orphan_s
@@ -76,12 +82,16 @@ class AsyncSaver:
         self._unsettled = ""
         self._disowned = ""
         self._failed: list[Header] = []
+        self._local, self._waits = local, waits
+        self._last_failed = False
 
     def prepare(self, source: Source) -> None:
+        if self._local is not None:
+            self._local.open()
         if self._settle(source) == _CHANGED:
             captured(lambda: self._arrange(source))  # what goes wrong the first save says
 
-    def begin(self, header: Header, source: Source) -> Outcome | None:
+    def begin(self, header: Header, source: Source, *, shared: bool = True) -> Outcome | None:
         start = self._clock.monotonic()
         if self._settle(source) == _CHANGED:
             try:
@@ -90,26 +100,34 @@ class AsyncSaver:
                 seconds = self._clock.monotonic() - start
                 return Outcome(header.step, ok=False, stall_s=seconds, write_s=seconds, bytes=0, error=not_saved(header.step, error))
         self._seq += 1
-        self._hand_over(header, self._copied(source), start)
+        copied = self._copied(source)
+        if self._local is not None:
+            trouble = self._group.highest(2 if self._local.broken else int(self._local.failed or self._last_failed))
+            shared = shared or trouble > 0
+            self._local.begin(header, self._clock.monotonic() - start, renew=trouble == 2)
+        self._hand_over(header, copied, start, shared=shared or self._local is None)
+        if self._waits:
+            self._settle(None)
         return None
 
     def poll(self) -> list[Outcome]:
         self._hear(0.0)
-        told, self._outcomes = self._outcomes, []
-        return told
+        return self._told()
 
     def wait(self) -> list[Outcome]:
         self._settle(None)
         self._sweep()
-        outcomes, disowned = self._group.broadcast((self._outcomes, self._disowned))
-        self._outcomes, self._disowned = [], ""
+        outcomes, disowned = self._group.broadcast((self._told(), self._disowned))
+        self._disowned = ""
         if disowned:
             raise OwnershipError(disowned)
         return list(outcomes)
 
     def fail(self, why: str) -> None:
-        if self._save is not None and not self._save.lost:
+        if self._save is not None and self._save.shared and not self._save.lost:
             self._link.fail(Fail(self._save.seq, why))
+            if self._local is not None and self._local.awaits_report:
+                return  # it gives up when this node's own disk has its part
             self._save.deadline = min(self._save.deadline, self._clock.monotonic() + FAIL_WITHIN_S)
 
     def close(self) -> None:
@@ -127,7 +145,10 @@ class AsyncSaver:
         changed = source is not None and not self._known(source)
         while True:
             self._hear(ROUND_S)
-            mine = _UNSETTLED if self._unsettled else _BUSY if self._save is not None else _CHANGED if changed else _FREE
+            if self._save is None and self._local is not None:
+                self._local.wait(ROUND_S)
+            busy = self._save is not None or (self._local is not None and self._local.busy)
+            mine = _UNSETTLED if self._unsettled else _BUSY if busy else _CHANGED if changed else _FREE
             stand = self._group.highest(mine)
             if stand <= _CHANGED:
                 return stand
@@ -163,16 +184,18 @@ class AsyncSaver:
         failed = [(self._group.rank + i, one) for i, one in enumerate(everybody or []) if isinstance(one, Failure)]
         return Failure(f"rank {failed[0][0]}: {failed[0][1].message}", failed[0][1].kind) if failed else None
 
-    def _hand_over(self, header: Header, failed: Failure | None, start: float) -> None:
+    def _hand_over(self, header: Header, failed: Failure | None, start: float, *, shared: bool) -> None:
         now = self._clock.monotonic()
         if not self._writes:
+            self._report(None)
             return
         seconds = self._terms.timeout_s
-        self._save = _Save(self._seq, header, now - start, now + seconds + min(5.0, seconds / 2))
+        self._save = _Save(self._seq, header, now - start, now + seconds + min(5.0, seconds / 2), shared)
         if failed is not None:
             self._lost(failed.message)
             return
-        given = captured(lambda: self._link.give(Order(self._seq, header)))
+        local = None if self._local is None else self._local.staging(header)
+        given = captured(lambda: self._link.give(Order(self._seq, header, local, shared)))
         if isinstance(given, Failure):
             self._lost(given.message)
 
@@ -198,11 +221,18 @@ class AsyncSaver:
         save = self._save
         if save is None or ended.seq != save.seq or ended.kind == "done":
             return  # of an obituary, or a save that was given up for lost
+        if ended.kind == "local":
+            self._report(ended.report or Failure(ended.error, "CheckpointError"))
+            return
         self._save = None
+        if not save.shared:
+            self._report(Failure(ended.error, "CheckpointError"))  # nothing, where the word has come before
+            return
         if ended.kind == "saved":
             notes = (*(self._arranged.notes if self._arranged else ()), *ended.notes)
             seconds = save.stall_s + ended.seconds
             self._outcomes.append(Outcome(save.header.step, ok=True, stall_s=save.stall_s, write_s=seconds, bytes=ended.bytes, notes=notes))
+            self._last_failed = False
             self._failed.clear()  # the folder of this save was made after all before it were removed
             self._unsettled = "" if ended.bytes else ended.notes[0]  # the others may still wait for a folder
         elif ended.kind == "disowned":
@@ -217,6 +247,10 @@ class AsyncSaver:
         """The writer cannot carry the save under way out, or is gone: a fresh one tells the others, or clears up."""
         save = self._save
         assert save is not None
+        self._report(Failure(why, "CheckpointError"))
+        if not save.shared:
+            self._save = None
+            return
         leads = self._group.rank == 0
         word = Inquest(save.seq, save.header, named(0, why)) if leads else Obituary(save.seq, save.header, why)
         given = None if save.lost else captured(lambda: self._link.give(word))
@@ -226,12 +260,24 @@ class AsyncSaver:
         self._save = None
         self._broken(save, named(self._group.rank, why), 0.0)
 
+    def _report(self, word: Report | Failure | None) -> None:
+        """What this rank's writer has done on the node's own disk; the first word counts."""
+        if self._local is not None:
+            self._local.report(word)
+
+    def _told(self) -> list[Outcome]:
+        """What has ended since the last time."""
+        told = [*(self._local.take() if self._local is not None else ()), *self._outcomes]
+        self._outcomes = []
+        return [replace(one, stall_s=one.write_s) for one in told] if self._waits else told
+
     def _broken(self, save: _Save, why: str, seconds: float) -> None:
         error = not_saved(save.header.step, CheckpointError(why))
         self._outcomes.append(
             Outcome(save.header.step, ok=False, stall_s=save.stall_s, write_s=save.stall_s + seconds, bytes=0, error=error)
         )
         self._unsettled = why
+        self._last_failed = True
         self._failed.append(save.header)
 
     def _sweep(self) -> None:

@@ -55,7 +55,7 @@ class SyncSaver:
         except CheckpointError:
             return  # the first save says so
 
-    def begin(self, header: Header, source: Source) -> Outcome:
+    def begin(self, header: Header, source: Source, *, shared: bool = True) -> Outcome:  # noqa: ARG002 nowhere else
         start = self._clock.monotonic()
         try:
             self._arrange(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -64,6 +65,14 @@ class Job:
         self._deadline = clock.monotonic() + setting.terms.timeout_s
         self._staging = setting.terms.run.staging(order.header.step, order.header.attempt)
         self._looked = clock.monotonic()
+        self._is_finite = setting.terms.allow_nonfinite
+
+    def keep(self, folder: Path) -> Report:
+        """Write the file to a staging folder on this node's own disk, which others of the node may have made."""
+        self._check_finite()
+        with suppress(FileExistsError):
+            self._calls.mkdir(folder)
+        return self._write_to(folder, lambda: None)
 
     def lead(self) -> tuple[int, tuple[str, ...]]:
         """Rank 0's: make the folder, write, hear the others, publish; (bytes of all files, notes)."""
@@ -128,21 +137,28 @@ class Job:
             raise CheckpointError(blame([(self._setting.rank, str(error))])) from error
 
     def _check_finite(self) -> None:
-        if self._setting.terms.allow_nonfinite:
+        if self._is_finite:
             return
         layout = self._setting.layout
         for spec, stored in zip(layout.specs, layout.stored, strict=True):
             if nonfinite(place_of(self._memory, spec, stored), spec.dtype):
                 raise CheckpointError(not_finite(spec.name))
             self._look()
+        self._is_finite = True
 
     def _write(self) -> Report:
-        setting = self._setting
-        path = self._staging / setting.layout.file
         try:
-            sums = write_image(self._calls, path, self._memory, self._look_around)
+            return self._write_to(self._staging, self._look_around)
+        except CheckpointError as error:
+            raise self._given_up_or(error) from error
+
+    def _write_to(self, folder: Path, look: Callable[[], None]) -> Report:
+        setting = self._setting
+        path = folder / setting.layout.file
+        try:
+            sums = write_image(self._calls, path, self._memory, look)
         except OSError as error:
-            raise self._given_up_or(CheckpointError(f"{path}: {error.strerror or error}")) from error
+            raise CheckpointError(f"{path}: {error.strerror or error}") from error
         return report_of(setting.rank, setting.layout, setting.kinds, sums)
 
     def _given_up_or(self, error: Exception) -> Exception:

@@ -16,6 +16,7 @@ import queue
 import signal
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from slurmtrain.checkpoint.committing import Committer
@@ -177,7 +178,22 @@ class Writer:
             return "done", (0, ())
         if isinstance(work, Inquest):
             return "saved", job.inquest(work.error)
+        if work.local is not None:
+            with suppress(OSError):
+                self._wire.send(self._kept(job, work, work.local))
+        if not work.shared:
+            return "written", (0, ())
         if setting.writers is not None:
             return "saved", job.lead()
         job.follow()
         return "written", (0, ())
+
+    def _kept(self, job: Job, order: Order, folder: Path) -> Ended:
+        """The part of an order that goes to the node's own disk; what goes wrong there keeps nothing from the run folder."""
+        begun = self._clock.monotonic()
+        report, text = None, ""
+        try:
+            report = job.keep(folder)
+        except Exception as error:  # noqa: BLE001 the rank must hear of any failure
+            text = reason_of(error) if str(error) else type(error).__name__
+        return Ended(order.seq, "local", self._clock.monotonic() - begun, error=text, report=report)
