@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from slurmtrain.boxes import Box, contains, tiling_fault, whole
 from slurmtrain.errors import CheckpointError, CorruptCheckpointError, UserError, one_line
@@ -31,6 +31,14 @@ _CLASSES = {
     ),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
 }
+_CODES = (
+    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.MEMOIZE, pickle.PUT, pickle.BINPUT, pickle.LONG_BINPUT),
+    *(pickle.GET, pickle.BINGET, pickle.LONG_BINGET, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1),
+    *(pickle.BININT2, pickle.LONG1, pickle.BINFLOAT, pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.EMPTY_TUPLE, pickle.TUPLE),
+    *(pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT),
+    *(pickle.SETITEM, pickle.SETITEMS, pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.REDUCE, pickle.NEWOBJ, pickle.BUILD),
+)
+"""Of the pickle machine: values, containers, names and calls."""
 _DTYPE = re.compile(r"bool|(u?int|float|bfloat|complex|q[u]?int)\d+\w*")
 _FILE_NAME = re.compile(r"[^/\\\0]+")
 _PATHS = ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
@@ -140,7 +148,11 @@ _DEEDS: Mapping[tuple[str, str], Callable[[], Any]] = {
 """What other names mean, made anew for each file."""
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """Python's own unpickler, with the codes that metadata is made of: the one in C may ask for any amount of memory over a changed bit."""
+
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _CODES}
+
     def __init__(self, data: bytes, names: _Names) -> None:
         super().__init__(BytesIO(data))
         self._names = names

@@ -59,6 +59,7 @@ def look(folder: Path, expected: Expected, ignore: Sequence[str] = ()) -> Theirs
     """
     saved = read_metadata(folder)
     kept = {name: one for name, one in saved.tensors.items() if not _fits(name, ignore)}
+    _check_files(folder, kept)
     pickled = [name for name in saved.others if not (is_hyper(name) or _fits(name, ignore))]
     header = _header(folder, kept.pop(HEADER)) if HEADER in kept else None
     counts = {name: kept.pop(name) for name in list(kept) if is_step(name)}
@@ -80,7 +81,6 @@ def look(folder: Path, expected: Expected, ignore: Sequence[str] = ()) -> Theirs
     wanted = {to_dcp(name): kind for name, kind in expected.of(groups).items()}
     if fault := misfits(found, wanted, has=str(folder), wants=expected.where):
         raise CheckpointError(fault)
-    _check_files(folder, kept)
     return Theirs(folder, header, {from_dcp(name) or name: one for name, one in kept.items()}, tuple(notes))
 
 
@@ -189,7 +189,9 @@ def _item(folder: Path, name: str, saved: SavedTensor, part: SavedBox) -> torch.
     except OSError as error:
         raise CheckpointError(f"{name}: {path}: {error.strerror or error}") from error
     except Exception as error:  # torch's readers raise anything over damaged bytes
-        fault = f"not a tensor that torch saved: {type(error).__name__}: {one_line(str(error), 120)}"
+        first, *more = [text for text in str(error).split("\n\n") if text.strip()] or [""]
+        reason = more[0] if more and first.startswith("Weights only") else first  # torch's first words are about its options
+        fault = f"not a tensor that torch saved: {type(error).__name__}: {one_line(reason, 120)}"
         raise CorruptCheckpointError(f"{name}: {path}: at byte {part.offset}: {fault}") from error
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         raise CorruptCheckpointError(f"{name}: {path}: at byte {part.offset}: not a dense tensor")
