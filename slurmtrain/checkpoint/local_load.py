@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.boxes import Part
-from slurmtrain.checkpoint.group import Failure, captured, reason_of
+from slurmtrain.checkpoint.group import Failure, Group, captured, reason_of
 from slurmtrain.checkpoint.local_fetch import Carrier, Transfer, Trouble, files_of, plan_transfers
 from slurmtrain.checkpoint.local_save import Ground
 from slurmtrain.checkpoint.peers import PeerGroup, receive_value, send_value
 from slurmtrain.errors import CheckpointError, CorruptCheckpointError
+from slurmtrain.store.listing import Found
 from slurmtrain.store.local import Rules
 from slurmtrain.store.manifest import MANIFEST_NAME, Manifest
 from slurmtrain.store.scratch import LocalCandidate, candidates, held, incomplete, publish_local, seal_of
@@ -224,6 +225,50 @@ class LocalLoads:
                     self._calls.unlink(self._local.checkpoint(candidate.step) / one.file)
             self.passed_over.append((candidate.step, f"local: {self._seat.nodes[one.node]}: {one.why}"))
         return candidate
+
+
+class LocalRival:
+    """What `restore` tries before the run folder: a `restore.Rival`. Collective from the start; one more damaged file, one more try."""
+
+    def __init__(self, loads: LocalLoads, group: Group, parts_of: PartsOf) -> None:
+        self._loads, self._group, self._parts_of = loads, group, parts_of
+        self._left = loads.look()
+
+    @property
+    def newest(self) -> int | None:
+        return self._left[0].step if self._left else None
+
+    @property
+    def passed_over(self) -> Sequence[tuple[int, str]]:
+        return tuple(self._loads.passed_over)
+
+    def load(self, load: Callable[[Found], None]) -> Found | None:
+        candidate: LocalCandidate | None = self._left.pop(0)
+        while candidate is not None:
+            brought = self._loads.bring(candidate, self._parts_of)
+            if brought is None:
+                return None
+            found = Found(candidate.step, brought.folder, brought.manifest, tier="local")
+            failure = self._tried(load, found)
+            if failure is None:
+                return found
+            if not issubclass(failure.type, CorruptCheckpointError):
+                raise failure.error()
+            candidate = self._loads.blame(brought, failure.message)
+        return None
+
+    def _tried(self, load: Callable[[Found], None], found: Found) -> Failure | None:
+        """What the loading raised on any rank: what is not damage first."""
+        failures = self._group.gather(captured(lambda: load(found)))
+        return self._group.broadcast(None if failures is None else _worst(failures))
+
+
+def _worst(failures: Sequence[Any]) -> Failure | None:
+    failed = [(rank, one) for rank, one in enumerate(failures) if isinstance(one, Failure)]
+    if not failed:
+        return None
+    rank, one = min(failed, key=lambda pair: (issubclass(pair[1].type, CorruptCheckpointError), pair[0]))
+    return Failure(f"rank {rank}: {one.message}", one.kind)
 
 
 def captured_problems(folder: Path, manifest: Manifest, name: str) -> list[str]:

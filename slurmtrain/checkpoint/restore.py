@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from slurmtrain.checkpoint.group import Failure, Group, captured, reason_of
 from slurmtrain.checkpoint.load import loose_chunks
@@ -28,6 +29,21 @@ SetAside = Callable[[int, str], None]
 """Moves a damaged checkpoint of a step out of the way, and says why."""
 
 
+class Rival(Protocol):
+    """Checkpoints of the same run that lie nearer. All ranks call it and get the same."""
+
+    @property
+    def newest(self) -> int | None:
+        """The step of the newest that is left."""
+
+    @property
+    def passed_over(self) -> Sequence[tuple[int, str]]:
+        """(step, why) of what could not be loaded, or not from where it lay."""
+
+    def load(self, load: Callable[[Found], None]) -> Found | None:
+        """Load the newest, or give it up: None. Raises what `restore` raises, but for what is damaged."""
+
+
 def restore(
     run_checkpoints: Path,
     group: Group,
@@ -36,17 +52,24 @@ def restore(
     policy: Policy = "full",
     step: int | None = None,
     set_aside: SetAside | None = None,
+    rival: Rival | None = None,
 ) -> Found | None:
     """Load the newest checkpoint in a folder that can be loaded, or that of `step` alone; None where there is none.
 
     Called by all ranks. `load` fills a rank's tensors, comparing bytes by the same policy (`PartReader`); no collective belongs in it,
     for it may fail on one rank alone, and it may be called again with an older checkpoint. One that raises CorruptCheckpointError on
     any rank is passed over; any other error is raised on all ranks, by its kind where it is one of ours, as CheckpointError else. Raises
-    CorruptCheckpointError where there are checkpoints and none can be loaded, or that of `step` cannot.
+    CorruptCheckpointError where there are checkpoints in the folder and none can be loaded, or that of `step` cannot. Those of `rival`
+    are tried in their turn, before one of the same step.
     """
-    search = _Search(run_checkpoints, policy, step)
+    search, nearer = _Search(run_checkpoints, policy, step), rival or _NONE
+    offer = group.broadcast(captured(search.offer) if group.rank == 0 else None)
     while True:
-        offer = group.broadcast(captured(search.offer) if group.rank == 0 else None)
+        if _goes_first(nearer.newest, offer):
+            if (found := nearer.load(load)) is not None:
+                told = group.broadcast(search.settled(set_aside) if group.rank == 0 else None)
+                return replace(found, passed_over=_by_step(nearer.passed_over, told))
+            continue
         if isinstance(offer, Failure):
             raise offer.error()
         if offer is None:
@@ -55,11 +78,37 @@ def restore(
         failures = group.gather(None if error is None else Failure(reason_of(error), type(error).__name__))
         verdict = group.broadcast(search.verdict(failures, set_aside) if failures is not None else None)
         if isinstance(verdict, tuple):
-            return replace(offer.found(), passed_over=verdict)
+            return replace(offer.found(), passed_over=_by_step(nearer.passed_over, verdict))
         if isinstance(verdict, Failure):
             if error is not None and not isinstance(error, SlurmtrainError):
                 raise error  # a programmer's mistake is seen where it was made
             raise verdict.error()
+        offer = group.broadcast(captured(search.offer) if group.rank == 0 else None)
+
+
+class _Nothing:
+    """No rival."""
+
+    newest = None
+    passed_over = ()
+
+    def load(self, load: Callable[[Found], None]) -> Found | None:
+        raise AssertionError(load)
+
+
+_NONE = _Nothing()
+
+
+def _goes_first(newest: int | None, offer: _Offer | Failure | None) -> bool:
+    """Whether a rival's checkpoint is tried before what the folder has to offer."""
+    if newest is None or (isinstance(offer, Failure) and not issubclass(offer.type, CorruptCheckpointError)):
+        return False
+    return not isinstance(offer, _Offer) or newest >= offer.step
+
+
+def _by_step(*told: Sequence[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+    """All that was passed over, newest first."""
+    return tuple(sorted((one for some in told for one in some), key=lambda one: -one[0]))
 
 
 @dataclass(frozen=True)
@@ -132,7 +181,7 @@ class _Search:
         """What becomes of the last offer: all ranks have it (what was passed over), all raise a failure, or all go on (None)."""
         failed = [(rank, one) for rank, one in enumerate(failures) if one is not None]
         if not failed:
-            return self._settled(set_aside)
+            return self.settled(set_aside)
         fatal = next((pair for pair in failed if not issubclass(pair[1].type, CorruptCheckpointError)), None)
         rank, worst = fatal or failed[0]
         alike = len({one.message for _, one in failed}) == 1 and len(failed) == len(failures)
@@ -179,7 +228,7 @@ class _Search:
             self._gone.append(step)
         return None
 
-    def _settled(self, set_aside: SetAside | None) -> tuple[tuple[int, str], ...]:
+    def settled(self, set_aside: SetAside | None) -> tuple[tuple[int, str], ...]:
         """What was passed over, now that one is loaded; what is damaged goes out of the way."""
         told = []
         for step, why, damaged in self.passed:

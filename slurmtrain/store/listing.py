@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from slurmtrain.errors import CheckpointError, CorruptCheckpointError
 from slurmtrain.rundir import checkpoint_step
@@ -20,12 +21,16 @@ LOOKS = 3
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that verifies, and the newer ones that do not: (step, why), newest first."""
+    """A checkpoint that verifies, and the newer ones that do not: (step, why), newest first.
+
+    `tier`: "local" lies on the nodes' own disks, and `folder` holds what this node needs of it.
+    """
 
     step: int
     folder: Path
     manifest: Manifest
     passed_over: tuple[tuple[int, str], ...] = ()
+    tier: Literal["shared", "local"] = "shared"
 
 
 def steps_present(checkpoints_dir: Path) -> list[int]:

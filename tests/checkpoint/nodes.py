@@ -11,13 +11,16 @@ import numpy as np
 from slurmtrain.boxes import Part, whole
 from slurmtrain.checkpoint.group import Failure
 from slurmtrain.checkpoint.load import PartReader
-from slurmtrain.checkpoint.local_load import Brought, LocalLoads
+from slurmtrain.checkpoint.local_load import LocalLoads, LocalRival
 from slurmtrain.checkpoint.local_save import Ground, LocalSaves, Seat
 from slurmtrain.checkpoint.reports import Report, file_name, report_of
+from slurmtrain.checkpoint.restore import restore
 from slurmtrain.checkpoint.saver import Outcome
 from slurmtrain.checkpoint.skeleton import lay_out
 from slurmtrain.checkpoint.writing import write_file
 from slurmtrain.rundir import RunDir
+from slurmtrain.store.aside import set_aside
+from slurmtrain.store.listing import Found
 from slurmtrain.store.local import make_rules
 from slurmtrain.store.scratch import LocalDir, held, local_dir, open_local
 from slurmtrain.syscalls import SYSTEM, Syscalls
@@ -64,36 +67,30 @@ def all_parts(_: Any = None) -> list[Part]:
     return [Part(name, shape, whole(shape), tuple((0, n) for n in shape)) for name, shape in SHAPES.items()]
 
 
-def check(brought: Brought, step: int, parts: Sequence[Part]) -> None:
-    """Read these parts from this node's folder; they must be the state of the step."""
-    with PartReader(brought.folder, brought.manifest) as reader:
+def check(found: Found, parts: Sequence[Part]) -> None:
+    """Read these parts of a checkpoint; they must be the state of its step."""
+    with PartReader(found.folder, found.manifest) as reader:
         for part in parts:
             target = np.empty(part.box.shape, np.float32)
             reader.fill(part, "float32", target)
             inside = tuple(slice(a, b) for a, b in zip(part.box.offset, part.box.stop, strict=True))
-            np.testing.assert_array_equal(target, values(part.name, step)[inside])
+            np.testing.assert_array_equal(target, values(part.name, found.step)[inside])
 
 
 def load(group: Any, run: RunDir, scratch: Path, nodes: Sequence[str], *, attempt: int, parts_of: Any = all_parts) -> Any:
-    """(step, passed over) of what is loaded, or (None, passed over): as a run does it, newest first."""
+    """(step, tier, passed over) of what a run goes on from, all ranks having compared what they want; (None, "", passed over)."""
     here = ground(group, run, scratch, nodes, attempt=attempt)
-    loads = LocalLoads(group, here, make_rules(run))
-    for found in loads.look():
-        candidate = found
-        while candidate is not None:
-            brought = loads.bring(candidate, parts_of)
-            if brought is None:
-                break
-            try:
-                check(brought, found.step, parts_of(brought.manifest))
-                why = ""
-            except Exception as error:  # noqa: BLE001 told to all, as a run does
-                why = str(error)
-            whys = group.broadcast(group.gather(why))
-            if not any(whys):
-                return found.step, loads.passed_over
-            candidate = loads.blame(brought, next(filter(None, whys)))
-    return None, loads.passed_over
+    rival = LocalRival(LocalLoads(group, here, make_rules(run)), group, parts_of)
+    found = restore(
+        run.checkpoints,
+        group,
+        lambda found: check(found, parts_of(found.manifest)),
+        set_aside=lambda step, why: set_aside(run, step, why) and None,
+        rival=rival,
+    )
+    if found is None:
+        return None, "", tuple(rival.passed_over)
+    return found.step, found.tier, found.passed_over
 
 
 def world(nodes: Sequence[str], ranks_per_node: int, body: Callable[[ThreadGroup], Any]) -> list[Any]:
