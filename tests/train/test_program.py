@@ -12,6 +12,7 @@ from slurmtrain.data.stream import open_batches
 from slurmtrain.models.decoder import Decoder
 from slurmtrain.models.initial import initialise
 from slurmtrain.runtime.seeds import seed_for
+from slurmtrain.store.listing import steps_present
 from tests.train.runs import make_data, make_job, make_run
 
 pytestmark = pytest.mark.mpi
@@ -68,11 +69,14 @@ def test_eight_ranks_train_as_one_process(data, tmp_path):
 
 @pytest.mark.slow
 def test_a_signal_on_one_rank_stops_all_at_one_step_and_resume_repeats_the_run(data, tmp_path):
+    """The stopped one saves beside its training: the save of step 5 is under way when it hears, and is waited for."""
     job = make_job(data, gpus=2, training={"steps": 8, "micro_batch": 2}, every=5, tp=2)
-    straight, stopped = make_run(tmp_path / "straight", job), make_run(tmp_path / "stopped", job)
+    beside = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"mode": "async"})})
+    straight, stopped = make_run(tmp_path / "straight", job), make_run(tmp_path / "stopped", beside)
     straight.attempt(1)
     stopped.attempt(1, disturb="signal@6")
     assert {(rank, e.kind, e.step, e.error) for rank, e in stopped.exits(1).items()} == {(r, "stopped", 6, "requeue") for r in (0, 1)}
+    assert steps_present(stopped.run.checkpoints) == [5, 6]
     stopped.attempt(2)
     assert stopped.steps(1) + stopped.steps(2) == straight.steps()  # bit for bit, nothing twice, nothing left out
     assert {e.kind for e in stopped.exits(2).values()} == {"finished"}
