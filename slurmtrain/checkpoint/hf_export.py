@@ -6,7 +6,6 @@ the bound is a shard of its own, and one shard at a time is in memory). The fold
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, TensorSpec, serialize_file
 
-from slurmtrain.aside import aside, sweep
 from slurmtrain.atomic import Disk, fsync_file, to_json
 from slurmtrain.boxes import Part, whole
 from slurmtrain.checkpoint.casts import FLOATS, cast, finite
@@ -26,15 +24,17 @@ from slurmtrain.checkpoint.dtypes import carrier
 from slurmtrain.checkpoint.hf_config import hf_config
 from slurmtrain.checkpoint.hf_names import Place, places
 from slurmtrain.checkpoint.load import PartReader
+from slurmtrain.checkpoint.newfolder import check_out, new_folder
 from slurmtrain.config.hf import CONFIG_NAME
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.weights import INDEX, SINGLE
 from slurmtrain.errors import CheckpointError, ConfigError, CorruptCheckpointError, UserError
 from slurmtrain.models.names import global_shapes
 from slurmtrain.rundir import RunDir
+from slurmtrain.store.leases import lease
 from slurmtrain.store.listing import Found, newest_verified, steps_present
 from slurmtrain.store.manifest import Manifest
-from slurmtrain.store.verify import read_manifest, verify
+from slurmtrain.store.verify import cheap_problems, read_manifest
 from slurmtrain.units import format_size
 
 DTYPES: Mapping[str, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -71,20 +71,15 @@ def export(
     """Write the weights of a run's checkpoint (default: the newest that verifies) as the new folder `out`.
 
     Raises UserError for a folder that is there, a step that is not, and `ema` of a run that keeps none; CorruptCheckpointError for a
-    checkpoint that does not verify; CheckpointError for a value that the type cannot hold; OSError when the disk refuses.
+    checkpoint that does not verify; CheckpointError for a value that the type cannot hold, and when the disk refuses.
     """
     config = check_export(run, job, out, step=step, dtype=dtype)
     found = find_step(run, step)
     sources = _Sources(found, job, "ema" if ema else "model")
-    staging = _staging(out)
-    try:
+    with lease(run, found.step, "export"), new_folder(out, disk=disk) as staging:
         shards = _write_all(staging, sources, DTYPES[dtype], max_bytes)
         beside = carry_over(job.model.weights, staging, config)
         disk.write(staging / CONFIG_NAME, to_json(config))
-        disk.publish_dir(staging, out)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
     return Exported(found.step, sum(len(s.names) for s in shards), sum(s.bytes for s in shards), len(shards), beside, found.passed_over)
 
 
@@ -100,32 +95,8 @@ def check_export(run: RunDir, job: JobConfig, out: Path, *, step: int | None = N
     return hf_config(job.model, length=job.training.sequence_length, dtype=DTYPES[dtype])
 
 
-def check_out(out: Path) -> None:
-    """Raise UserError where `out` is taken; a link to nothing is something, too."""
-    try:
-        taken = out.exists() or out.is_symlink()
-    except OSError as error:
-        raise UserError(f"{out}: {error.strerror or error}: choose another folder") from error
-    if taken:
-        raise UserError(f"{out}: is there already: choose another folder, or remove it")
-
-
-def _staging(out: Path) -> Path:
-    """A folder beside `out`, of a name that no other export has. Raises UserError where none can be made."""
-    staging = aside(out)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        sweep(out)
-        staging.mkdir()
-    except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:
-            raise
-        raise UserError(f"{out}: {error.strerror or error}: choose a folder where you can write") from error
-    return staging
-
-
 def find_step(run: RunDir, step: int | None) -> Found:
-    """The checkpoint of a step that is there, or the newest that verifies; its bytes are verified.
+    """The checkpoint of a step that is there, whose bytes are verified when they are read; or the newest that verifies.
 
     Raises UserError where there is none, CorruptCheckpointError for one that does not verify.
     """
@@ -135,9 +106,10 @@ def find_step(run: RunDir, step: int | None) -> Found:
             raise UserError(f"run {run.name} has no checkpoint yet")
         return found
     folder = run.checkpoint(step)
-    if problems := verify(folder):
+    manifest = read_manifest(folder)
+    if problems := cheap_problems(folder, manifest):
         raise CorruptCheckpointError(f"{folder}: {problems[0]}")
-    return Found(step, folder, read_manifest(folder))
+    return Found(step, folder, manifest)
 
 
 class _Sources:

@@ -156,7 +156,7 @@ def test_nothing_is_replaced_and_nothing_half_is_left(tmp_path):
     with pytest.raises(UserError, match="taken: is there already"):
         export(run, job, tmp_path / "taken", disk=SystemDisk(), max_bytes=LARGE)
     for method in ("write", "publish_dir"):
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(CheckpointError, match="out: No space left on device: nothing was made"):
             export(run, job, tmp_path / "out", disk=FakeDisk({method: None}), max_bytes=LARGE)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "taken"]
 
