@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
+
 from slurmtrain.checkpoint.group import Failure, Group, captured
-from slurmtrain.checkpoint.image import Image, Place, View
+from slurmtrain.checkpoint.image import Image, View, spots
 from slurmtrain.checkpoint.layout import BoxSpec, FileLayout
 from slurmtrain.checkpoint.reports import file_name
 from slurmtrain.checkpoint.saver import Kinds, Register, Source
 from slurmtrain.checkpoint.skeleton import lay_out
 from slurmtrain.errors import CheckpointError
-from slurmtrain.store.manifest import StoredBox
 from slurmtrain.store.space import Need
 from slurmtrain.units import format_size
 
@@ -22,8 +24,8 @@ from slurmtrain.units import format_size
 class Arrangement:
     """`layout` and `kinds`: of the file that this rank writes, None and empty where another writes for it.
 
-    `image`, and `places` of this rank's own boxes in it: where files are written from an image. On rank 0 `writers`, the lowest ranks
-    of all writers, `need`, what they write together, and `notes` of all ranks.
+    Where files are written from an image: the `image` and all `boxes` in it, on the rank that writes, and `places` of this rank's own.
+    On rank 0: `writers`, the lowest ranks of all writers, `need`, what they write together, and `notes` of all ranks.
     """
 
     specs: Sequence[BoxSpec]
@@ -31,14 +33,15 @@ class Arrangement:
     kinds: Kinds = field(default_factory=dict)
     image: Image | None = None
     view: View | None = None
-    places: list[Place] = field(default_factory=list)
+    boxes: list[np.ndarray] = field(default_factory=list)
+    places: list[np.ndarray] = field(default_factory=list)
     writers: tuple[int, ...] = ()
     need: Need = field(default_factory=lambda: Need(0))
     notes: tuple[str, ...] = ()
 
     def close(self) -> None:
         """Give the memory back."""
-        self.places = []
+        self.places = self.boxes = []
         for one in (self.image, self.view):
             if one is not None:
                 one.close()
@@ -47,11 +50,11 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class _Told:
-    """What the rank that writes tells those it writes for: where the image is, its size, and where each rank's boxes lie."""
+    """What the rank that writes tells those it writes for: where the image is, its size, and where in it each rank's boxes begin."""
 
     path: Path | None
-    size: int
-    stored: Sequence[Sequence[StoredBox]]
+    size: int = 0
+    starts: Sequence[Sequence[int]] = ()
 
 
 def arrange(source: Source, group: Group, mates: Group, *, image: bool, register: Register | None = None) -> Arrangement:
@@ -87,21 +90,23 @@ def _lead(made: Arrangement, asked: Sequence[tuple[Kinds, Sequence[BoxSpec]] | F
         specs += one[1]
         counts.append(len(one[1]))
     made.layout, made.kinds = lay_out(file_name(rank), specs), kinds
-    if image:
-        try:
-            made.image = Image(made.layout)
-        except OSError as error:
-            raise CheckpointError(f"no {format_size(made.layout.size)} of memory for the image of a file: {error.strerror}") from error
-    starts = [sum(counts[:i]) for i in range(len(counts))]
-    stored = [made.layout.stored[start : start + count] for start, count in zip(starts, counts, strict=True)]
-    return _Told(made.image.path if made.image else None, made.layout.size, stored)
+    if not image:
+        return _Told(None)
+    starts, size = spots(specs)
+    try:
+        made.image = Image(size)
+    except OSError as error:
+        raise CheckpointError(f"no {format_size(size)} of memory for a copy of the state: {error.strerror}") from error
+    made.boxes = made.image.arrays(specs, starts)
+    ends = list(accumulate(counts))
+    return _Told(made.image.path, size, [starts[end - count : end] for end, count in zip(ends, counts, strict=True)])
 
 
 def _place(made: Arrangement, told: _Told, number: int, register: Register | None) -> list[str]:
     """Find this rank's places in the image; notes."""
     if told.path is None:
         return []
-    held: Image | View
+    held: View
     if made.image is not None:
         held = made.image
     else:
@@ -112,7 +117,7 @@ def _place(made: Arrangement, told: _Told, number: int, register: Register | Non
             raise CheckpointError(
                 f"the image of the rank that writes cannot be opened ({where}): leave checkpoint.writers_per_node out"
             ) from error
-    made.places = held.places(made.specs, told.stored[number])
+    made.places = held.arrays(made.specs, told.starts[number])
     return _registered(held.register, register)
 
 

@@ -16,7 +16,7 @@ Kind = Literal["local", "saved", "written", "failed", "given up", "disowned", "d
 
 @dataclass(frozen=True)
 class Setting:
-    """What holds until further notice. `layout`: of the image whose descriptor comes with this, without its structure.
+    """What holds until further notice. `layout`: of the file; the image, whose descriptor comes with this, holds its boxes.
 
     `writers`: the lowest ranks of all writers, and `need` what they write together, where this writer commits (rank 0's); else None.
     `orphan_s`: how long a writer whose rank is gone waits for others.

@@ -17,7 +17,6 @@ import numpy as np
 
 from slurmtrain.boxes import Box
 from slurmtrain.checkpoint.layout import BoxSpec
-from slurmtrain.checkpoint.writing import copy_box
 from slurmtrain.config.site import SiteStorage
 from slurmtrain.errors import CheckpointError
 from slurmtrain.rundir import RunDir
@@ -88,8 +87,8 @@ class Source(Protocol):
     def fetch(self, index: int) -> np.ndarray:
         """The content of a box: of its shape, any strides, in the carrier of its type; it may be the tensor's own memory."""
 
-    def copy_to(self, index: int, place: np.ndarray, panel: int) -> None:
-        """Copy a box to the run of elements that holds it (`writing.copy_box`); may go on until `settle`."""
+    def copy_to(self, index: int, target: np.ndarray) -> None:
+        """Copy a box to an array of its shape, in row-major order; may go on until `settle`."""
 
     def settle(self) -> None:
         """Return when all copies are made."""
@@ -152,8 +151,8 @@ class ArraySource:
     def fetch(self, index: int) -> np.ndarray:
         return self._pieces[index].array
 
-    def copy_to(self, index: int, place: np.ndarray, panel: int) -> None:
-        copy_box(self._pieces[index].array, place, panel)
+    def copy_to(self, index: int, target: np.ndarray) -> None:
+        np.copyto(target, self._pieces[index].array)
 
     def settle(self) -> None:
         return

@@ -104,6 +104,7 @@ class AsyncSaver:
         if self._local is not None:
             trouble = self._group.highest(2 if self._local.broken else int(self._local.failed or self._last_failed))
             shared = shared or trouble > 0
+            self._last_failed = self._last_failed and not shared
             self._local.begin(header, self._clock.monotonic() - start, renew=trouble == 2)
         self._hand_over(header, copied, start, shared=shared or self._local is None)
         if self._waits:
@@ -169,8 +170,7 @@ class AsyncSaver:
         if arranged.layout is not None:
             assert arranged.image is not None
             writers = arranged.writers if self._group.rank == 0 else None
-            layout = replace(arranged.layout, structure=())
-            setting = Setting(self._terms, self._group.rank, layout, arranged.kinds, writers, arranged.need, self._orphan_s)
+            setting = Setting(self._terms, self._group.rank, arranged.layout, arranged.kinds, writers, arranged.need, self._orphan_s)
             self._link.set(setting, arranged.image.fd)
 
     def _copied(self, source: Source) -> Failure | None:
@@ -232,7 +232,6 @@ class AsyncSaver:
             notes = (*(self._arranged.notes if self._arranged else ()), *ended.notes)
             seconds = save.stall_s + ended.seconds
             self._outcomes.append(Outcome(save.header.step, ok=True, stall_s=save.stall_s, write_s=seconds, bytes=ended.bytes, notes=notes))
-            self._last_failed = False
             self._failed.clear()  # the folder of this save was made after all before it were removed
             self._unsettled = "" if ended.bytes else ended.notes[0]  # the others may still wait for a folder
         elif ended.kind == "disowned":

@@ -50,15 +50,9 @@ class TensorSource:
     def fetch(self, index: int) -> np.ndarray:
         return self._views[index].cpu().numpy()
 
-    def copy_to(self, index: int, place: np.ndarray, panel: int) -> None:
-        """On the stream that is current; memory that is pinned is copied to while this returns."""
-        view = self._views[index]
-        target = torch.from_numpy(place)
-        if not panel:
-            target.view(view.shape).copy_(view, non_blocking=True)
-            return
-        rows, columns = view.shape
-        target.view(columns // panel, rows, panel).copy_(view.view(rows, -1, panel).transpose(0, 1), non_blocking=True)
+    def copy_to(self, index: int, target: np.ndarray) -> None:
+        """On the stream that is current; to memory that is pinned the copy goes on when this returns."""
+        torch.from_numpy(target).copy_(self._views[index], non_blocking=True)
 
     def settle(self) -> None:
         if torch.cuda.is_initialized():

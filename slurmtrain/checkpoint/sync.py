@@ -19,7 +19,7 @@ from slurmtrain.checkpoint.image import fill
 from slurmtrain.checkpoint.reports import Refusal, Report, report_of
 from slurmtrain.checkpoint.saver import Header, Outcome, Source, Terms
 from slurmtrain.checkpoint.writer_job import blame, not_finite
-from slurmtrain.checkpoint.writing import write_file, write_image
+from slurmtrain.checkpoint.writing import Fetch, write_file
 from slurmtrain.clock import Clock, SystemClock
 from slurmtrain.errors import CheckpointError, OwnershipError
 from slurmtrain.shell import Shell, SystemShell
@@ -116,40 +116,33 @@ class SyncSaver:
         if everybody is None:
             return None
         failed = [(rank, one.message) for rank, one in everybody if isinstance(one, Failure)]
-        return Refusal(*failed[0]) if failed else self._said(captured(lambda: self._write(staging, arranged)))
+        return Refusal(*failed[0]) if failed else self._said(captured(lambda: self._write(staging, arranged, arranged.boxes.__getitem__)))
 
     def _said(self, word: Report | Failure) -> Report | Refusal:
         return Refusal(self._group.rank, word.message) if isinstance(word, Failure) else word
 
     def _stream(self, staging: Path, arranged: Arrangement, source: Source) -> Report:
-        layout = arranged.layout
-        assert layout is not None
-        path = staging / layout.file
-
         def fetch(index: int) -> np.ndarray:
             array = source.fetch(index)
             self._check_finite(array, source, index)
             return array
 
-        try:
-            return report_of(self._group.rank, layout, arranged.kinds, write_file(self._calls, path, layout, fetch))
-        except OSError as error:
-            raise CheckpointError(f"{path}: {error.strerror or reason_of(error)}") from error
+        return self._write(staging, arranged, fetch)
 
     def _fill(self, arranged: Arrangement, source: Source) -> None:
         fill(source, arranged.places)
-        for index, (place, _) in enumerate(arranged.places):
+        for index, place in enumerate(arranged.places):
             self._check_finite(place, source, index)
 
-    def _write(self, staging: Path, arranged: Arrangement) -> Report:
-        assert arranged.layout is not None
-        assert arranged.image is not None
-        path = staging / arranged.layout.file
+    def _write(self, staging: Path, arranged: Arrangement, fetch: Fetch) -> Report:
+        layout = arranged.layout
+        assert layout is not None
+        path = staging / layout.file
         try:
-            sums = write_image(self._calls, path, arranged.image.memory)
+            sums = write_file(self._calls, path, layout, fetch)
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror or reason_of(error)}") from error
-        return report_of(self._group.rank, arranged.layout, arranged.kinds, sums)
+        return report_of(self._group.rank, layout, arranged.kinds, sums)
 
     def _check_finite(self, array: np.ndarray, source: Source, index: int) -> None:
         spec = source.specs[index]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -13,10 +13,9 @@ import numpy as np
 from slurmtrain.checkpoint.committing import Committer, published, there_already
 from slurmtrain.checkpoint.finite import nonfinite
 from slurmtrain.checkpoint.group import reason_of
-from slurmtrain.checkpoint.image import place_of
 from slurmtrain.checkpoint.orders import Fail, Inquest, Obituary, Order, Setting
 from slurmtrain.checkpoint.reports import Refusal, Report, done_of, go_name, leave_word, names_in, read_word, report_of
-from slurmtrain.checkpoint.writing import write_image
+from slurmtrain.checkpoint.writing import write_file
 from slurmtrain.clock import Clock
 from slurmtrain.errors import CheckpointError
 from slurmtrain.store.commit import discard
@@ -53,14 +52,14 @@ class Job:
         self,
         order: Order | Obituary | Inquest,
         setting: Setting,
-        memory: np.ndarray,
+        boxes: Sequence[np.ndarray],
         committer: Committer,
         heard: Heard,
         *,
         calls: Syscalls,
         clock: Clock,
     ) -> None:
-        self._order, self._setting, self._memory, self._committer, self._heard = order, setting, memory, committer, heard
+        self._order, self._setting, self._boxes, self._committer, self._heard = order, setting, boxes, committer, heard
         self._calls, self._clock = calls, clock
         self._deadline = clock.monotonic() + setting.terms.timeout_s
         self._staging = setting.terms.run.staging(order.header.step, order.header.attempt)
@@ -139,9 +138,8 @@ class Job:
     def _check_finite(self) -> None:
         if self._is_finite:
             return
-        layout = self._setting.layout
-        for spec, stored in zip(layout.specs, layout.stored, strict=True):
-            if nonfinite(place_of(self._memory, spec, stored), spec.dtype):
+        for spec, array in zip(self._setting.layout.specs, self._boxes, strict=True):
+            if nonfinite(array, spec.dtype):
                 raise CheckpointError(not_finite(spec.name))
             self._look()
         self._is_finite = True
@@ -156,7 +154,7 @@ class Job:
         setting = self._setting
         path = folder / setting.layout.file
         try:
-            sums = write_image(self._calls, path, self._memory, look)
+            sums = write_file(self._calls, path, setting.layout, self._boxes.__getitem__, look)
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror or error}") from error
         return report_of(setting.rank, setting.layout, setting.kinds, sums)

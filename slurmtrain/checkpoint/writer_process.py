@@ -19,10 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+import numpy as np
+
 from slurmtrain.checkpoint.committing import Committer
 from slurmtrain.checkpoint.forkserver import socket_of
 from slurmtrain.checkpoint.group import reason_of
-from slurmtrain.checkpoint.image import View
+from slurmtrain.checkpoint.image import View, spots
 from slurmtrain.checkpoint.orders import Ended, Fail, Inquest, Kind, Obituary, Order, Setting, Sweep
 from slurmtrain.checkpoint.wire import Wire
 from slurmtrain.checkpoint.writer_job import GivenUp, Heard, Job
@@ -109,6 +111,7 @@ class Writer:
         self._heard = Heard()
         self._setting: Setting | None = None
         self._view: View | None = None
+        self._boxes: list[np.ndarray] = []
         self._committer: Committer | None = None
 
     def run(self) -> NoReturn:
@@ -141,11 +144,14 @@ class Writer:
             self._work.put(None)
 
     def _set(self, setting: Setting, fd: int) -> None:
+        self._boxes = []
         if self._view is not None:
             self._view.close()
         self._setting = setting
-        self._view = View(fd, setting.layout.size, writable=False)
+        starts, size = spots(setting.layout.specs)
+        self._view = View(fd, size, writable=False)
         os.close(fd)
+        self._boxes = self._view.arrays(setting.layout.specs, starts)
         self._committer = Committer(setting.terms, calls=self._calls, clock=self._clock, shell=self._shell)
 
     def _carried_out(self, work: Work) -> Ended:
@@ -166,13 +172,12 @@ class Writer:
     def _do(self, work: Work) -> tuple[Kind, tuple[int, tuple[str, ...]]]:
         setting = self._setting
         assert setting is not None
-        assert self._view is not None
         assert self._committer is not None
         if isinstance(work, Sweep):
             for step in work.steps:
                 discard(setting.terms.run.staging(step, work.attempt), self._calls)
             return "done", (0, ())
-        job = Job(work, setting, self._view.memory, self._committer, self._heard, calls=self._calls, clock=self._clock)
+        job = Job(work, setting, self._boxes, self._committer, self._heard, calls=self._calls, clock=self._clock)
         if isinstance(work, Obituary):
             job.refuse(work.error)
             return "done", (0, ())

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from slurmtrain.checkpoint.dtypes import carrier
 from slurmtrain.checkpoint.layout import FileLayout
 from slurmtrain.store.manifest import CHUNK_BYTES, FileSum
 from slurmtrain.syscalls import Syscalls, pwrite_all
@@ -28,12 +27,13 @@ Fetch = Callable[[int], np.ndarray]
 """The content of box number i of a layout: of the box's shape, any strides, elements in the carrier of its type."""
 
 
-def write_file(calls: Syscalls, path: Path, layout: FileLayout, fetch: Fetch) -> FileSum:
+def write_file(calls: Syscalls, path: Path, layout: FileLayout, fetch: Fetch, look: Callable[[], None] = lambda: None) -> FileSum:
     """Make a file of this layout; durable when it returns. `fetch` is called once for each box, in the order of the file.
 
-    Raises OSError, and what `fetch` raises; the file is then there in part, for the caller to remove.
+    `look`: called before each chunk. Raises OSError, and what `fetch` and `look` raise; the file is then there in part, for the caller
+    to remove.
     """
-    sink = _Sink(calls, path)
+    sink = _Sink(calls, path, look)
     try:
         for at, what in _order(layout):
             sink.zeros(at - sink.position)
@@ -42,44 +42,6 @@ def write_file(calls: Syscalls, path: Path, layout: FileLayout, fetch: Fetch) ->
             else:
                 _put_box(sink, fetch(what), layout.stored[what].panel)
         sink.zeros(layout.size - sink.position)
-        return sink.finish()
-    finally:
-        sink.close()
-
-
-def fill_image(layout: FileLayout, fetch: Fetch, memory: np.ndarray) -> None:
-    """Copy all boxes to their places in an image of the file: `memory`, layout.size bytes. The structure is `fill_structure`'s."""
-    for index, stored in enumerate(layout.stored):
-        assert stored.at is not None
-        spec = layout.specs[index]
-        place = memory[stored.at : stored.at + spec.nbytes].view(carrier(spec.dtype))
-        copy_box(fetch(index), place, stored.panel)
-
-
-def fill_structure(layout: FileLayout, memory: np.ndarray) -> None:
-    """Put HDF5's own bytes in their places; what lies in no box and no structure must be zero."""
-    for at, data in layout.structure:
-        memory[at : at + len(data)] = np.frombuffer(data, np.uint8)
-
-
-def copy_box(array: np.ndarray, place: np.ndarray, panel: int) -> None:
-    """Copy a box to the one-dimensional run of elements that holds it, panel by panel where it has panels."""
-    if not panel:
-        place.reshape(array.shape)[...] = array
-        return
-    rows, columns = array.shape
-    panels = place.reshape(columns // panel, rows, panel)
-    for i in range(columns // panel):
-        panels[i] = array[:, i * panel : (i + 1) * panel]
-
-
-def write_image(calls: Syscalls, path: Path, image: np.ndarray, look: Callable[[], None] = lambda: None) -> FileSum:
-    """Make a file of these bytes; durable when it returns. `look` is called again and again. Raises OSError, and what `look` raises."""
-    sink = _Sink(calls, path)
-    try:
-        for start in range(0, len(image), CHUNK_BYTES):
-            look()
-            sink.put(image[start : start + CHUNK_BYTES])
         return sink.finish()
     finally:
         sink.close()
@@ -102,8 +64,8 @@ def _put_box(sink: _Sink, array: np.ndarray, panel: int) -> None:
 class _Sink:
     """Takes the bytes of a file in order; gives full chunks to a thread that sums and writes them."""
 
-    def __init__(self, calls: Syscalls, path: Path) -> None:
-        self._calls, self._fd = calls, calls.create(path)
+    def __init__(self, calls: Syscalls, path: Path, look: Callable[[], None]) -> None:
+        self._calls, self._look, self._fd = calls, look, calls.create(path)
         self._pool = ThreadPoolExecutor(1)
         self._free: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
         self._made = 0
@@ -192,6 +154,7 @@ class _Sink:
 
     def _send(self, chunk: np.ndarray, buffer: np.ndarray | None) -> None:
         """Hand a chunk over; `buffer`: what it lies in and is free again afterwards."""
+        self._look()
         at = len(self._sums) * CHUNK_BYTES
         self._sums.append(self._pool.submit(self._write, chunk, at, buffer))
         if len(self._sums) > AHEAD:

@@ -314,7 +314,7 @@ def test_memory_that_lacks_for_an_image(tmp_path, monkeypatch):
     assert results[0] == results[1]
     ok, error, later = results[0]
     assert (ok, later) == (False, [(20, True)])
-    assert error.endswith("MiB of memory for the image of a file: Cannot allocate memory")
+    assert error.endswith("MiB of memory for a copy of the state: Cannot allocate memory")
     assert error.startswith("checkpoint of step 10 not saved: rank ")
     assert names(run) == ["step-00000020"]
 

@@ -14,8 +14,9 @@ from slurmtrain.checkpoint.dtypes import carrier
 from slurmtrain.checkpoint.layout import BoxSpec
 from slurmtrain.checkpoint.load import Wish
 from slurmtrain.checkpoint.skeleton import lay_out
-from slurmtrain.checkpoint.writing import fill_image, fill_structure
+from slurmtrain.checkpoint.writing import write_file
 from slurmtrain.store.manifest import FileSum, Manifest, StoredBox, TensorEntry
+from slurmtrain.syscalls import SYSTEM
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "uint8", "bool", "float8_e4m3fn", "int64")
 LONGEST = (1, 3000, 90, 20, 9)
@@ -41,10 +42,8 @@ def store_at_random(rng: random.Random, folder: Path, chunk_bytes: int) -> Store
     for i, mine in enumerate(held):
         rng.shuffle(mine)
         layout = lay_out(f"rank-{i:05d}.h5", [BoxSpec(name, tensors[name][1].shape, box, tensors[name][0]) for name, box in mine])
-        image = np.zeros(layout.size, np.uint8)
-        fill_structure(layout, image)
-        fill_image(layout, lambda j, mine=mine: cut(tensors[mine[j][0]][1], mine[j][1]), image)
-        (folder / layout.file).write_bytes(image.tobytes())
+        write_file(SYSTEM, folder / layout.file, layout, lambda j, mine=mine: cut(tensors[mine[j][0]][1], mine[j][1]))
+        image = np.fromfile(folder / layout.file, np.uint8)
         sums = [xxhash.xxh3_64_hexdigest(image[at : at + chunk_bytes].data) for at in range(0, layout.size, chunk_bytes)]
         files[layout.file] = FileSum(layout.size, tuple(sums))
         for (name, _), one in zip(mine, layout.stored, strict=True):
