@@ -47,21 +47,22 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", default="*", metavar="PATTERN", help="rows whose names contain it; * and ? as in file names")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to be measured")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes and 2 repeats: all rows run, their figures say nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, once: all rows run, their figures say nothing")
     parser.add_argument("--drop-caches", action="store_true", help="all caches of the machine before each cold read; root alone may")
     return parser.parse_args()
 
 
 def main() -> None:
     args = arguments()
-    signal.signal(signal.SIGTERM, _stop)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     from checkpoint_results import HEAD, line_of
     from checkpoint_rows import Bench
     from checkpoint_world import machine
 
     rows = []
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="bench-checkpoint-") as name:
-        bench = Bench(Path(name), 2 if args.quick else args.repeats, args.rows, args.drop_caches)
+        bench = Bench(Path(name), 1 if args.quick else args.repeats, args.rows, args.drop_caches, not args.quick)
         about = machine(bench.folder)
         if not args.json:
             print("  ".join(f"{key} {value}" for key, value in about.items()))
@@ -92,6 +93,9 @@ def measured(bench: object, *, quick: bool) -> Iterator:
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    from checkpoint_world import STOP
+
+    STOP.set()
     raise SystemExit(128 + number)
 
 

@@ -25,12 +25,13 @@ LEFT_IN_MEMORY = 0.02
 
 @dataclass
 class Bench:
-    """How and where. `pattern`: of the names of rows."""
+    """How and where. `pattern`: of the names of rows; `patient`: wait for the disk to be idle before each turn."""
 
     folder: Path
     repeats: int
     pattern: str = "*"
     whole_machine: bool = False
+    patient: bool = True
     notes: list[str] = field(default_factory=list)
 
     def wants(self, goal: Goal) -> bool:
@@ -46,7 +47,8 @@ class Bench:
         """An empty folder, when what was removed before is done with: a disk may be busy with that for long."""
         folder = self.folder / name
         folder.mkdir()
-        os.sync()
+        if self.patient:
+            os.sync()
         return folder
 
 

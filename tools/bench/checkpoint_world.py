@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -26,6 +27,9 @@ from slurmtrain.train.group import TorchGroup
 CLOSE_SECONDS = 20.0
 LONGEST_SECONDS = 900
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+STOPPED = 130
+STOP = threading.Event()
+"""The program was told to stop: an exception alone may be lost in a finaliser."""
 
 
 @dataclass
@@ -52,21 +56,23 @@ class World:
 
     def __init__(self, ranks: int, folder: Path) -> None:
         self.ranks = ranks
-        context = multiprocessing.get_context("fork")
-        barrier = context.Barrier(ranks)
-        store = folder / f"store-{ranks}-{time.monotonic_ns()}"
         self._pipes: list[Connection] = []
-        self._processes = []
-        self._said: list[Path] = []
-        for rank in range(ranks):
+        self._said = [folder / f"said-{rank}" for rank in range(ranks)]
+        try:
+            self._start(folder)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _start(self, folder: Path) -> None:
+        context = multiprocessing.get_context("fork")
+        barrier = context.Barrier(self.ranks)
+        store = folder / f"store-{self.ranks}-{time.monotonic_ns()}"
+        for rank, said in enumerate(self._said):
             here, there = context.Pipe()
-            said = folder / f"said-{rank}"
-            process = context.Process(target=_serve, args=(rank, ranks, there, barrier, str(store), said))
-            process.start()
+            context.Process(target=_serve, args=(rank, self.ranks, there, barrier, str(store), said)).start()
             there.close()
             self._pipes.append(here)
-            self._processes.append(process)
-            self._said.append(said)
 
     def run(self, deed: Callable[..., Any], *args: Any) -> list[Any]:
         """What the deed gives back on each rank. Raises RuntimeError with the trace of the first rank that fails."""
@@ -79,6 +85,8 @@ class World:
 
     def answers(self, deed: Callable[..., Any], *args: Any) -> list[Answer]:
         """As `run`, with the times."""
+        if STOP.is_set():
+            raise SystemExit(STOPPED)
         for pipe in self._pipes:
             pipe.send((deed, args))
         answers: dict[int, Answer] = {}
@@ -103,21 +111,19 @@ class World:
             except OSError:
                 continue
         deadline = time.monotonic() + CLOSE_SECONDS
-        for process in self._processes:
+        for process in multiprocessing.active_children():
             process.join(max(0.0, deadline - time.monotonic()))
         self.kill()
 
     def kill(self) -> None:
-        """End what is left of the processes, and what they have started."""
-        for process in self._processes:
-            if process.is_alive():
-                tree = psutil.Process(process.pid).children(recursive=True)
-                for one in (*tree, process):
-                    try:
-                        one.kill()
-                    except psutil.NoSuchProcess:
-                        continue
-                process.join()
+        """End what is left of this program's processes, and what they have started."""
+        for process in multiprocessing.active_children():
+            for one in (*psutil.Process(process.pid).children(recursive=True), process):
+                try:
+                    one.kill()
+                except psutil.NoSuchProcess:
+                    continue
+            process.join()
 
     def __enter__(self) -> Self:
         return self
