@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +13,11 @@ from slurmtrain.config.changes import stored
 from slurmtrain.config.stored import read_job
 from slurmtrain.data.counting import source_of
 from slurmtrain.errors import SlurmError, SubmitUnknownError
+from slurmtrain.models.names import global_shapes
 from slurmtrain.store.aside import asides
 from slurmtrain.store.leases import leased
 from slurmtrain.store.listing import steps_present
-from slurmtrain.store.manifest import MANIFEST_NAME
+from slurmtrain.store.manifest import MANIFEST_NAME, TensorEntry
 from slurmtrain.store.origin import Ancestor, Origin, read_origin
 from slurmtrain.store.verify import read_manifest, verify
 from slurmtrain.telemetry.history import read_acts
@@ -256,3 +258,38 @@ def test_a_branch_without_a_checkpoint_of_its_own_goes_on_as_one(desk):
     assert desk.submit("-J", "branch", "--resume", "none").exit_code == 0
     assert read_origin(desk.run("branch")) == Origin(source.path, 10)
     assert leased(source, desk.clock.time()) == {10}
+
+
+def with_weights(run, step):
+    """A checkpoint whose manifest tells of the model's tensors."""
+    folder, job = save(run, step), read_job(run.job_json)
+    tensors = {f"model/{name}": TensorEntry(shape, "float32", ()) for name, shape in global_shapes(job.model).items()}
+    (folder / MANIFEST_NAME).write_bytes(replace(read_manifest(folder), tensors=tensors).to_json())
+
+
+def test_weights_of_another_run_are_looked_at_and_kept_for_the_job(desk):
+    """The newest when it was submitted, whatever the other run saves until the job starts."""
+    source = trained(desk)
+    with_weights(source, 10)
+    with_weights(source, 20)
+    said = ("-J", "warm", "--set", f"model.weights=run:{source.path}", "--set", "optimizer.name=sgd")
+    result = desk.submit(*said)
+    assert result.exit_code == 0, result.output
+    assert read_job(desk.run("warm").job_json).model.weights == Path(f"run:{source.path}@20")
+    assert leased(source, desk.clock.time()) == {20}
+    assert read_origin(desk.run("warm")) is None
+    line = one_line_of(desk.submit("-J", "b", *said[2:], "--set", "model.weights_names.norm*=x*"))
+    assert "model.weights = " in line
+    assert "norm.weight: this llama model has no such tensor" in line
+    allowed = ("--set", 'model.weights_missing=["norm.weight"]', "--set", 'model.weights_surplus=["norm.*"]')
+    result = desk.submit("-J", "b", *said[2:], "--set", "model.weights_names.norm*=x*", *allowed)
+    assert result.exit_code == 0, result.output
+    assert "; first values are kept of norm.weight; norm.weight is left aside" in result.stderr
+
+
+@pytest.mark.parametrize(("weights", "says"), [("run:runs/job@15", "has no checkpoint of step 15"), ("run:runs/gone", "no run in")])
+def test_weights_that_are_not_there(desk, weights, says):
+    trained(desk, 10)
+    line = one_line_of(desk.submit("-J", "warm", "--set", f"model.weights={weights}"))
+    assert "model.weights = " in line
+    assert says in line

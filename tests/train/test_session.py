@@ -9,10 +9,12 @@ import torch
 from safetensors.torch import save_file
 
 from slurmtrain.errors import ConfigError
+from slurmtrain.runtime.seeds import seed_for
 from slurmtrain.store.listing import steps_present
 from slurmtrain.train.loop import Ending
 from slurmtrain.train.stopping import StopFlag
 from tests.train.runs import MODEL, make_data, make_job, make_run
+from tests.train.several import tensors_of
 from tests.train.solo import solo_loop, solo_world
 
 SMALL = {"steps": 8, "micro_batch": 4}
@@ -134,3 +136,19 @@ def test_a_checkpoint_of_another_optimizer_is_refused_by_name(data, tmp_path):
     other.run.checkpoints.symlink_to(run.run.checkpoints)
     with pytest.raises(ConfigError, match=r"optimizer\.name.*another optimizer made the checkpoint of step 1"):
         solo_loop(other)
+
+
+def test_a_rank_without_a_state_of_its_own_is_seeded_by_step_and_place(data, tmp_path, monkeypatch):
+    """The rule for other layouts: a place that was there takes its state, a new one is seeded; neither repeats the start."""
+    job = make_job(data, gpus=1, training=SMALL | {"steps": 2}, model={"dropout": 0.5})
+    run = make_run(tmp_path / "run", job)
+    solo_loop(run)[1].run()
+    stored = tensors_of(run.run, 2)["rng/pp0-dp0-ep0-cp0-tp0/cpu"]
+    solo_loop(run, 2)
+    assert torch.equal(torch.get_rng_state(), stored)
+    monkeypatch.setattr("slurmtrain.train.session.place_name", lambda _: "pp0-dp1-ep0-cp0-tp0")
+    solo_loop(run, 3)
+    torch_state = torch.get_rng_state()
+    torch.manual_seed(seed_for(job.training.seed + 2, purpose="sharded"))
+    assert torch.equal(torch_state, torch.get_rng_state())
+    assert not torch.equal(torch_state, stored)
