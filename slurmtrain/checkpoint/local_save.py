@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +79,8 @@ class Ground:
 
 
 class LocalSaves:
-    """One save at a time. `make_group`: collective, all ranks; a new group. `kept`: (step, attempt) of what this node has.
+    """One save at a time. `make_group`: collective, all ranks; a new group. `kept`: (step, attempt) of what this node has; `whole`: steps
+    of those that are whole over all nodes and count, the same on all ranks.
 
     `begin`, `report`, `busy` and `take` are for the thread that trains; none of them waits for another rank, but `begin` for a new group.
     """
@@ -89,11 +90,13 @@ class LocalSaves:
         ground: Ground,
         make_group: Callable[[], PeerGroup],
         kept: Sequence[tuple[int, int]] = (),
+        whole: Iterable[int] = (),
         *,
         calls: Syscalls = SYSTEM,
         clock: Clock | None = None,
     ) -> None:
         self._ground, self._make_group, self._kept = ground, make_group, list(kept)
+        self._whole = set(whole)
         self._calls, self._clock = calls, clock or SystemClock()
         self._group: PeerGroup | None = None
         self._words: queue.SimpleQueue[Report | Failure | None] = queue.SimpleQueue()
@@ -115,6 +118,10 @@ class LocalSaves:
     def awaits_report(self) -> bool:
         """Whether nothing was reported yet for the save under way."""
         return self._awaited
+
+    def has(self, step: int) -> bool:
+        """Whether this step is whole already; the same on all ranks, unless one is `broken`."""
+        return step in self._whole
 
     def open(self) -> None:
         """Collective: make the group ready; the first `begin` does it else."""
@@ -170,6 +177,8 @@ class LocalSaves:
         else:
             size, notes = done
         self.failed = isinstance(done, Failure)
+        if not self.failed:
+            self._whole.add(header.step)
         if leads:
             why = not_saved(header.step, CheckpointError(f"local: {done.message}")) if isinstance(done, Failure) else ""
             seconds = self._clock.monotonic() - begun + stall_s

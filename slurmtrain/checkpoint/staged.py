@@ -101,12 +101,8 @@ class AsyncSaver:
                 return Outcome(header.step, ok=False, stall_s=seconds, write_s=seconds, bytes=0, error=not_saved(header.step, error))
         self._seq += 1
         copied = self._copied(source)
-        if self._local is not None:
-            trouble = self._group.highest(2 if self._local.broken else int(self._local.failed or self._last_failed))
-            shared = shared or trouble > 0
-            self._last_failed = self._last_failed and not shared
-            self._local.begin(header, self._clock.monotonic() - start, renew=trouble == 2)
-        self._hand_over(header, copied, start, shared=shared or self._local is None)
+        trouble = self._begin_local(header, start)
+        self._hand_over(header, copied, start, shared=shared or trouble)
         if self._waits:
             self._settle(None)
         return None
@@ -184,17 +180,29 @@ class AsyncSaver:
         failed = [(self._group.rank + i, one) for i, one in enumerate(everybody or []) if isinstance(one, Failure)]
         return Failure(f"rank {failed[0][0]}: {failed[0][1].message}", failed[0][1].kind) if failed else None
 
+    def _begin_local(self, header: Header, start: float) -> bool:
+        """Collective: begin on the nodes' own disks; whether the run folder must have this save, whoever asked for it."""
+        local = self._local
+        if local is None:
+            return True
+        trouble = self._group.highest(2 if local.broken else int(local.failed or self._last_failed))
+        if not self._group.highest(int(not local.has(header.step))):
+            return True
+        local.begin(header, self._clock.monotonic() - start, renew=trouble == 2)
+        return trouble > 0
+
     def _hand_over(self, header: Header, failed: Failure | None, start: float, *, shared: bool) -> None:
         now = self._clock.monotonic()
         if not self._writes:
             self._report(None)
             return
+        self._last_failed = self._last_failed and not shared
         seconds = self._terms.timeout_s
         self._save = _Save(self._seq, header, now - start, now + seconds + min(5.0, seconds / 2), shared)
         if failed is not None:
             self._lost(failed.message)
             return
-        local = None if self._local is None else self._local.staging(header)
+        local = self._local.staging(header) if self._local is not None and self._local.awaits_report else None
         given = captured(lambda: self._link.give(Order(self._seq, header, local, shared)))
         if isinstance(given, Failure):
             self._lost(given.message)
