@@ -57,7 +57,8 @@ def _save(event: Event, _steps: int, _tokens: int) -> str:
     shown = [f"in {number(whole if behind else stall, '.2f')} s"]
     shown += [format_size(size)] if isinstance(size, (int, float)) else []
     shown += [f"training stood still for {number(stall, '.2f')} s"] if behind else []
-    return "; ".join([f"checkpoint of step {f.get('step')} {', '.join(shown)}", *map(str, f.get("notes") or [])])
+    where = " on the nodes' own disks" if f.get("tier") == "local" else ""
+    return "; ".join([f"checkpoint of step {f.get('step')}{where} {', '.join(shown)}", *map(str, f.get("notes") or [])])
 
 
 def _save_failed(event: Event, _steps: int, _tokens: int) -> str:
@@ -71,7 +72,8 @@ def _load(event: Event, _steps: int, _tokens: int) -> str | None:
     passed = f.get("passed_over") or []
     why = "; ".join(f"step {step}: {reason}" for step, reason in passed)
     whose = f"of step {f.get('step')}" if not f.get("origin") else f"that this branch begins with, {f.get('origin')},"
-    loaded = f"loaded the checkpoint {whose} in {number(f.get('seconds'), '.2f')} s"
+    where = " from the nodes' own disks" if f.get("tier") == "local" else ""
+    loaded = f"loaded the checkpoint {whose}{where} in {number(f.get('seconds'), '.2f')} s"
     return loaded + (f"; passed over {why}" if why else "")
 
 

@@ -42,8 +42,9 @@ class Loop:
         self._session, self._standing, self._clock = session, standing, clock
         self._recorder = Recorder(session, sink, clock)
         here = Surroundings(session.run, session.flag, session.group, clock, self._tell_of_save, session.phases.at)
-        durable = session.resumed.step if session.resumed and session.resumed.origin is None else None
-        self._saves = Saves(session.saver, self, session.job.checkpoint, here, durable=durable)
+        own = session.resumed if session.resumed and session.resumed.origin is None else None
+        durable, kept = (own.step if own else None), (own.step if own and own.tier == "shared" else None)
+        self._saves = Saves(session.saver, self, session.job.checkpoint, here, durable=durable, kept=kept)
         self._holdings = Holdings(session.place, session.built.parameters, session.optimizer, session.average)
         self._held = borrowed(read_origin(session.run), session.job.model.weights) if session.world.rank == 0 else []
         self._counted_at = clock.monotonic()

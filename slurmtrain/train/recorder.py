@@ -54,7 +54,8 @@ class Recorder:
 
     def _loaded(self, resumed: Resumed) -> None:
         origin = {} if resumed.origin is None else {"origin": str(resumed.origin)}
-        self.emit("load", step=resumed.step, seconds=resumed.seconds, passed_over=[list(one) for one in resumed.passed_over], **origin)
+        passed = [list(one) for one in resumed.passed_over]
+        self.emit("load", step=resumed.step, seconds=resumed.seconds, passed_over=passed, tier=resumed.tier, **origin)
         if resumed.changes and self._first:
             self.emit("change", step=resumed.step, keys={one.key: [one.before, one.after] for one in resumed.changes})
 

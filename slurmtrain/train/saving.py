@@ -5,6 +5,9 @@ Steps are counted by all ranks alike. Time, and a person's SAVE file, are rank 0
 
 A failed save costs nothing but itself: it is told, the run goes on with the checkpoints that it has, and saves again when that is due.
 The last one, before an end, must succeed: it is tried twice.
+
+Where the nodes' own disks take the saves (`checkpoint.local`), every `flush_every`-th goes to the run folder as well; so does one that a
+person asks for, and the last, for those disks are gone with the job.
 """
 
 from __future__ import annotations
@@ -54,12 +57,21 @@ class Surroundings:
 
 
 class Saves:
-    """`durable`: the newest step that is known to be saved (rank 0 knows first). All methods but `look` are called by all ranks."""
+    """`durable`: the newest step that is known to be saved, in any tier; `kept`: in the run folder (rank 0 knows first).
 
-    def __init__(self, saver: Saver, state: State, wish: CheckpointConfig, here: Surroundings, *, durable: int | None) -> None:
-        self._saver, self._state, self._wish, self._here, self.durable = saver, state, wish, here, durable
+    All methods but `look` are called by all ranks.
+    """
+
+    def __init__(
+        self, saver: Saver, state: State, wish: CheckpointConfig, here: Surroundings, *, durable: int | None, kept: int | None = None
+    ) -> None:
+        self._saver, self._state, self._wish, self._here = saver, state, wish, here
+        self.durable, self.kept = durable, kept
         self._since = here.clock.monotonic()
-        self._under_way: int | None = None
+        self._unflushed = 0
+        self._begun: tuple[int, bool] | None = None
+        """Step of the last save, and whether it goes to the run folder."""
+        self._under_way = False
         self._requests: dict[int, int] = {}
         """Step of a save to the SAVE file that it answers."""
         self._why = ""
@@ -74,7 +86,7 @@ class Saves:
         """Before a step, at once: hear what has ended, and raise this rank's flags."""
         here = self._here
         for outcome in self._saver.poll():
-            if not outcome.ok and outcome.step not in self._told:
+            if not outcome.ok and outcome.tier == "shared" and outcome.step not in self._told:
                 here.flag.broken, self._why = True, outcome.error
             if here.first:
                 self._ended(outcome)
@@ -86,27 +98,27 @@ class Saves:
         if heard.broken:
             self._give_up()
         step, every = self._state.step, self._wish.every_steps
-        if not ending and (heard.save or (every and step % every == 0)):
-            self._begin()
+        if not ending and (heard.due or heard.request or (every and step % every == 0)):
+            self._begin(shared=heard.request or not self._wish.local or self._unflushed + 1 >= self._wish.flush_every)
 
     def finish(self) -> None:
         """Before an end: what is under way ends, and the state is saved unless it is. Raises CheckpointError where it cannot be."""
         self.settle()
         step, tries = self._state.step, 0
-        while self.durable != step:
+        while self.kept != step:
             if tries == LAST_TRIES:
                 raise CheckpointError(self._why or f"checkpoint of step {step} not saved")
             tries += 1
-            self._begin()
+            self._begin(shared=True)
             self.settle()
         if self._here.first and (request := save_request(self._here.run)) is not None:
             answer_request(self._here.run, request)
 
     def settle(self) -> None:
-        """Let what is under way end. Then all ranks know the same `durable`."""
+        """Let what is under way end. Then all ranks know the same `durable` and `kept`."""
         with self._here.phase("checkpoint"):
             self._all_ended(self._saver.wait())
-        self.durable = self._here.group.broadcast(self.durable)
+        self.durable, self.kept = self._here.group.broadcast((self.durable, self.kept))
 
     def close(self) -> None:
         self._saver.close()
@@ -114,18 +126,18 @@ class Saves:
     def _time_is_up(self) -> bool:
         """A save that is under way is waited for: its successor would only stand behind it."""
         minutes = self._wish.every_minutes
-        return minutes is not None and self._under_way is None and self._here.clock.monotonic() - self._since >= 60 * minutes
+        return minutes is not None and not self._under_way and self._here.clock.monotonic() - self._since >= 60 * minutes
 
-    def _begin(self) -> None:
-        here = self._here
-        step = self._state.step
-        if here.first and here.flag.requested:
+    def _begin(self, *, shared: bool) -> None:
+        here, step = self._here, self._state.step
+        if here.first and here.flag.requested and shared:
             assert here.flag.request is not None
             here.flag.served = self._requests[step] = here.flag.request
         self._told.discard(step)
         with here.phase("checkpoint"):
-            outcome = self._saver.begin(self._state.header(), self._state.source())
-        self._under_way, self._since = step, here.clock.monotonic()
+            outcome = self._saver.begin(self._state.header(), self._state.source(), shared=shared)
+        self._begun, self._under_way, self._since = (step, shared), True, here.clock.monotonic()
+        self._unflushed = 0 if shared else self._unflushed + 1
         self._all_ended([] if outcome is None else [outcome])
 
     def _all_ended(self, outcomes: Iterable[Outcome]) -> None:
@@ -135,17 +147,26 @@ class Saves:
             self._ended(outcome)
 
     def _ended(self, outcome: Outcome) -> None:
-        if self._under_way == outcome.step:
-            self._under_way = None
+        step, tier = outcome.step, outcome.tier
+        if self._begun in {(step, True), (step, False)} and (tier == "shared" or self._begun == (step, False)):
+            self._under_way = False
+        where = {} if tier == "shared" else {"tier": tier}
         if not outcome.ok:
-            self._failed(outcome.step, outcome.error)
+            self._failed(step, outcome.error, **where)
             return
-        self.durable = max(outcome.step, self.durable or 0)
+        self.durable = max(step, -1 if self.durable is None else self.durable)
+        if tier == "shared":
+            self.kept = max(step, -1 if self.kept is None else self.kept)
         notes = {"notes": list(outcome.notes)} if outcome.notes else {}
-        self._tell("save", step=outcome.step, seconds=outcome.stall_s, write_s=outcome.write_s, bytes=outcome.bytes, **notes)
-        self._answer(outcome.step)
+        figures = {"seconds": outcome.stall_s, "write_s": outcome.write_s, "bytes": outcome.bytes}
+        self._tell("save", step=step, **figures, **where, **notes)
+        if tier == "shared":
+            self._answer(step)
 
-    def _failed(self, step: int, error: str) -> None:
+    def _failed(self, step: int, error: str, **where: str) -> None:
+        if where:
+            self._tell("save_failed", step=step, error=error, durable=self.durable, **where)
+            return
         self._why = error
         if step not in self._told:
             self._told.add(step)
@@ -154,13 +175,13 @@ class Saves:
 
     def _give_up(self) -> None:
         """Some rank's part has failed: all hear why, and leave that save."""
-        group, step = self._here.group, self._under_way
-        reasons = group.gather(self._why)
+        group = self._here.group
+        reasons = group.gather(self._why if self._here.flag.broken else "")
         why = group.broadcast(next((one for one in reasons if one), "a writer has failed") if reasons is not None else None)
         self._saver.fail(why)
-        self._here.flag.broken, self._why, self._under_way = False, "", None
-        if step is not None:
-            self._failed(step, why)
+        self._here.flag.broken, self._under_way = False, False
+        if self._begun is not None:
+            self._failed(self._begun[0], why)
 
     def _answer(self, step: int) -> None:
         request = self._requests.pop(step, None)

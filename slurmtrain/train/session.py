@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,7 @@ from slurmtrain.train.ema import Average
 from slurmtrain.train.evaluate import Evaluator
 from slurmtrain.train.feed import Feed, open_feed
 from slurmtrain.train.group import TorchGroup
+from slurmtrain.train.local import Local, open_nodes
 from slurmtrain.train.marks import Marks
 from slurmtrain.train.observe import Observer
 from slurmtrain.train.optimizer import Optimizer, make_optimizer
@@ -49,7 +50,7 @@ from slurmtrain.train.provenance import made_by
 from slurmtrain.train.savers import make_saver
 from slurmtrain.train.scaler import LossScaler
 from slurmtrain.train.schedule import lr_at
-from slurmtrain.train.state import Progress, from_manifest, has_average, place_name, rng_entries, stored_here, wanted
+from slurmtrain.train.state import Entry, Progress, from_manifest, has_average, place_name, rng_entries, stored_here, wanted
 from slurmtrain.train.step import Step
 from slurmtrain.train.stopping import StopFlag
 from slurmtrain.train.warm import warm_start
@@ -58,7 +59,7 @@ from slurmtrain.train.warm import warm_start
 @dataclass(frozen=True)
 class Resumed:
     """What a checkpoint gave back. `passed_over`: newer ones that do not verify, with the reason; `origin`: the checkpoint is another
-    run's, of which this is a branch; `changes`: what the job says otherwise than the one that made it.
+    run's, of which this is a branch; `changes`: what the job says otherwise than the one that made it; `tier`: where it lay.
     """
 
     step: int
@@ -66,6 +67,7 @@ class Resumed:
     passed_over: tuple[tuple[int, str], ...]
     origin: Origin | None = None
     changes: tuple[Change, ...] = ()
+    tier: Literal["shared", "local"] = "shared"
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class Session:
     notes: tuple[str, ...]
     resumed: Resumed | None
     asides: tuple[tuple[int, str], ...] = ()
+    local: Local | None = None
+    """The nodes' own disks, where they take part."""
 
     @property
     def place(self) -> str:
@@ -128,6 +132,8 @@ def open_session(run: RunDir, world: World, flag: StopFlag, clock: Clock, forkse
     scaler = LossScaler(training.loss_scale) if training.dtype == "fp16" else None
     group = TorchGroup(world.timeout.total_seconds())
     average = Average(built.parameters, training.ema_decay) if training.ema_decay is not None else None
+    nodes = open_nodes(run, job, site, world, group=group, make_group=TorchGroup)
+    saves_there = nodes.local.saves if nodes.local is not None else None
     session = Session(
         run=run,
         job=job,
@@ -155,7 +161,7 @@ def open_session(run: RunDir, world: World, flag: StopFlag, clock: Clock, forkse
         marks=Marks(job.target),
         source=Source(training.seed, training.sequence_length, feed.batches.fingerprint),
         group=group,
-        saver=make_saver(run, job, site, world, group, clock=clock, forkserver=forkserver),
+        saver=make_saver(run, job, site, world, group, clock=clock, forkserver=forkserver, local=saves_there),
         flag=flag,
         made_by=made_by(run, job, group),
         scaler=scaler,
@@ -163,8 +169,9 @@ def open_session(run: RunDir, world: World, flag: StopFlag, clock: Clock, forkse
         phases=phases,
         observer=Observer(built.runner, phases, meter, world.device),
         yard=yardstick(job, site),
-        notes=(*feed.batches.notes, *notes_of(job)),
+        notes=(*feed.batches.notes, *notes_of(job), *nodes.notes),
         resumed=None,
+        local=nodes.local,
     )
     return _begun(session, clock)
 
@@ -188,7 +195,10 @@ def _begun(session: Session, clock: Clock) -> Session:
         asides.append((step, why))
 
     load = partial(_load, session, generators)
-    found = restore(session.run.checkpoints, session.group, load, policy=policy, set_aside=set_it_aside)
+    rival = None
+    if session.local is not None:
+        rival = session.local.rival(session.group, lambda manifest: [part for part, _ in _entries(session, generators, manifest)])
+    found = restore(session.run.checkpoints, session.group, load, policy=policy, set_aside=set_it_aside, rival=rival)
     if found is None and origin is not None:
         found = restore(RunDir(origin.run).checkpoints, session.group, load, policy=policy, step=origin.step)
         if found is None:
@@ -199,10 +209,12 @@ def _begun(session: Session, clock: Clock) -> Session:
     if found is None:
         note = _first_weights(session)
         _seed(session)
-        return replace(session, notes=(*session.notes, *note))
+        lost = [f"step {step} is not gone on from: {why}" for step, why in (rival.passed_over if rival is not None else ())]
+        return replace(session, notes=(*session.notes, *lost, *note))
     _go_on(session, found.manifest, generators)
     changes = _changes(found.manifest, session.job)
-    return replace(session, resumed=Resumed(found.step, clock.monotonic() - start, found.passed_over, origin, changes))
+    resumed = Resumed(found.step, clock.monotonic() - start, found.passed_over, origin, changes, found.tier)
+    return replace(session, resumed=resumed)
 
 
 def _load(session: Session, generators: Mapping[str, Tensor], found: Found) -> None:
@@ -210,10 +222,15 @@ def _load(session: Session, generators: Mapping[str, Tensor], found: Found) -> N
     checkpoint has them.
     """
     from_manifest(found.manifest, session.source)
-    tensors = wanted(session.built.parameters, session.optimizer, session.average, found.manifest)
-    own = rng_entries(session.place, generators)
-    entries = [*tensors, *own] if stored_here(own, found.manifest) else tensors
+    entries = _entries(session, generators, found.manifest)
     load_checkpoint(found.folder, found.manifest, entries, session.job.checkpoint.verify, (session.group.rank, session.group.size))
+
+
+def _entries(session: Session, generators: Mapping[str, Tensor], manifest: Manifest) -> list[Entry]:
+    """What this rank wants of a checkpoint."""
+    tensors = wanted(session.built.parameters, session.optimizer, session.average, manifest)
+    own = rng_entries(session.place, generators)
+    return [*tensors, *own] if stored_here(own, manifest) else tensors
 
 
 def _go_on(session: Session, manifest: Manifest, generators: Mapping[str, Tensor]) -> None:

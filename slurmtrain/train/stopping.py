@@ -36,13 +36,14 @@ assert set(REASONS) == set(get_args(StopReason)), REASONS
 
 @dataclass(frozen=True)
 class Heard:
-    """What all ranks know after a reduction. `stop`: leave; `disowned`: the run has another owner; `save`: a checkpoint is asked for;
-    `broken`: the save under way has failed on some rank.
+    """What all ranks know after a reduction. `stop`: leave; `disowned`: the run has another owner; `due`: it is time for a save;
+    `request`: a person asks for one; `broken`: the save under way has failed on some rank.
     """
 
     stop: StopReason | None = None
     disowned: bool = False
-    save: bool = False
+    due: bool = False
+    request: bool = False
     broken: bool = False
 
 
@@ -53,7 +54,7 @@ class StopFlag:
     one that a save was begun for; `broken`: the loop's, that a save has failed here. Each is set by one thread alone.
     """
 
-    WIDTH = len(REASONS) + 3
+    WIDTH = len(REASONS) + 4
     """Numbers of `one_hot`."""
 
     def __init__(self) -> None:
@@ -70,20 +71,20 @@ class StopFlag:
         return self.request is not None and self.request != self.served
 
     def one_hot(self) -> list[float]:
-        """1 for each of REASONS that was given, for another owner, for a save, for a broken save: what is summed over the world."""
-        asked = (self.disowned, self.due or self.requested, self.broken)
+        """1 for each of REASONS that was given, and for each field of `Heard` behind it: what is summed over the world."""
+        asked = (self.disowned, self.due, self.requested, self.broken)
         return [*(float(reason in self.given) for reason in REASONS), *map(float, asked)]
 
 
 def heard(sums: Sequence[float]) -> Heard:
     """What all ranks act on, from the sums of `one_hot` over the world.
 
-    >>> heard([0.0, 0.0, 3.0, 0.0, 1.0, 0.0]), heard([1.0, 0.0, 3.0, 2.0, 0.0, 0.0]).stop, heard([0.0] * 6) == Heard()
-    (Heard(stop='requeue', disowned=False, save=True, broken=False), 'stop', True)
+    >>> heard([0.0, 0.0, 3.0, 0.0, 1.0, 0.0, 0.0]), heard([1.0, 0.0, 3.0, 2.0, 0.0, 0.0, 0.0]).stop, heard([0.0] * 7) == Heard()
+    (Heard(stop='requeue', disowned=False, due=True, request=False, broken=False), 'stop', True)
     """
-    *reasons, disowned, save, broken = sums
+    *reasons, disowned, due, request, broken = sums
     stop = next((reason for reason, count in zip(REASONS, reasons, strict=True) if count > 0), None)
-    return Heard(stop, disowned > 0, save > 0, broken > 0)
+    return Heard(stop, disowned > 0, due > 0, request > 0, broken > 0)
 
 
 def install_handlers(flag: StopFlag) -> Callable[[], None]:

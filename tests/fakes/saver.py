@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from slurmtrain.checkpoint.saver import Header, Outcome, Source
 
@@ -10,24 +11,31 @@ from slurmtrain.checkpoint.saver import Header, Outcome, Source
 class FakeSaver:
     """`fates`: step to what becomes of its saves one after the other: "" (it is durable) or the error; beyond these all are well.
 
-    `behind`: asynchronous: a save is under way until `end`, or `fail`, or somebody waits for it. `saved`: steps of all begins.
+    `behind`: asynchronous: a save is under way until `end`, or `fail`, or somebody waits for it. `local`: nodes have disks of their own,
+    where every save goes. `saved`: steps of all begins; `shared`: of those that go to the run folder.
     """
 
-    def __init__(self, group, fates: Mapping[int, Sequence[str]] | None = None, *, behind: bool = False) -> None:
-        self._group, self._behind = group, behind
+    def __init__(self, group, fates: Mapping[int, Sequence[str]] | None = None, *, behind: bool = False, local: bool = False) -> None:
+        self._group, self._behind, self._local = group, behind, local
         self._fates = {step: list(each) for step, each in (fates or {}).items()}
         self._under_way: int | None = None
         self._ended: list[Outcome] = []
         self.saved: list[int] = []
+        self.shared: list[int] = []
         self.failed: list[str] = []
         self.prepared = self.closed = 0
 
     def prepare(self, source: Source) -> None:
         self.prepared += 1
 
-    def begin(self, header: Header, source: Source) -> Outcome | None:
+    def begin(self, header: Header, source: Source, *, shared: bool = True) -> Outcome | None:
         self.end()
         self.saved.append(header.step)
+        if self._local:
+            self._ended.append(replace(self._outcome(header.step), tier="local"))
+            if not shared:
+                return None
+        self.shared.append(header.step)
         if not self._behind:
             return self._outcome(header.step)
         self._under_way = header.step

@@ -43,6 +43,8 @@ def line(kind: str, **fields: object) -> str | None:
             {"step": 50, "seconds": 0.5, "passed_over": [], "origin": "/runs/a at step 50"},
             ["loaded the checkpoint that this branch begins with, /runs/a at step 50, in 0.50 s"],
         ),
+        ("load", {"step": 50, "seconds": 0.5, "tier": "local"}, ["loaded the checkpoint of step 50 from the nodes' own disks in 0.50 s"]),
+        ("save", {"step": 50, "seconds": 0.5, "bytes": 9, "tier": "local"}, ["checkpoint of step 50 on the nodes' own disks in 0.50 s"]),
         ("aside", {"step": 60, "why": "rank-00000.h5: cut"}, ["set aside the checkpoint of step 60: rank-00000.h5: cut"]),
         ("change", {"step": 50, "keys": {"optimizer.lr": [1e-3, 5e-4]}}, ["otherwise from step 50 on: optimizer.lr: 0.001 -> 0.0005"]),
         ("stop", {"step": 57, "reason": "requeue"}, ["step 57", "requeue"]),

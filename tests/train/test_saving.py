@@ -21,11 +21,12 @@ from tests.fakes.thread_group import run_ranks
 class Rank:
     """What a loop does with `Saves`, without training. `events`: (kind, step), of rank 0."""
 
-    def __init__(self, folder, group=None, fates=None, *, behind=False, durable=None, **wish):
+    def __init__(self, folder, group=None, fates=None, *, behind=False, durable=None, kept=None, **wish):
         self.group, self.clock, self.flag, self.run = group or SoloGroup(), FakeClock(), StopFlag(), RunDir(folder)
-        self.saver, self.told, self.step = FakeSaver(self.group, fates, behind=behind), [], durable or 0
+        self.saver = FakeSaver(self.group, fates, behind=behind, local=wish.get("local", False))
+        self.told, self.step = [], durable or 0
         here = Surroundings(self.run, self.flag, self.group, self.clock, lambda kind, **fields: self.told.append((kind, fields)))
-        self.saves = Saves(self.saver, self, CheckpointConfig(**{"every_steps": 0, **wish}), here, durable=durable)
+        self.saves = Saves(self.saver, self, CheckpointConfig(**{"every_steps": 0, **wish}), here, durable=durable, kept=kept)
 
     def header(self):
         return Header(self.step, 1, 0, self.clock.time(), {}, {})
@@ -70,9 +71,12 @@ def test_every_so_many_steps_and_never_a_step_twice(folder):
 
 
 def test_what_was_loaded_is_not_saved_again(folder):
-    rank = Rank(folder, durable=5)
+    rank = Rank(folder, durable=5, kept=5)
     rank.saves.finish()
     assert rank.saver.saved == []
+    rank = Rank(folder, durable=5)
+    rank.saves.finish()
+    assert rank.saver.saved == [5], "it lay on the nodes' own disks"
 
 
 def test_rank_0s_clock_decides_for_all(folder):
@@ -212,6 +216,36 @@ def test_all_ranks_know_what_is_durable_after_waiting(folder):
         return before, rank.saves.durable
 
     assert run_ranks(2, body) == [(2, 4), (None, 4)]
+
+
+def test_every_so_many_saves_go_to_the_run_folder_and_so_do_requests_and_the_last(folder):
+    rank = Rank(folder, every_steps=2, local=True, flush_every=3)
+    rank.steps(7)
+    rank.run.save_request.touch()
+    rank.steps(15)
+    rank.saves.finish()
+    assert rank.saver.saved == [2, 4, 6, 8, 10, 12, 14, 15]
+    assert rank.saver.shared == [6, 8, 14, 15]
+    assert not rank.run.save_request.exists()
+    assert [(fields["step"], fields.get("tier")) for _, fields in rank.told][:5] == [
+        (2, "local"),
+        (4, "local"),
+        (6, None),
+        (6, "local"),
+        (8, None),
+    ]
+    assert (rank.saves.durable, rank.saves.kept) == (15, 15)
+
+
+def test_a_local_save_that_fails_is_told_and_nothing_else(folder):
+    rank = Rank(folder, fates={2: ["n1: full"]}, every_steps=2, local=True, flush_every=2)
+    rank.steps(5)
+    assert [(kind, fields["step"], fields.get("tier")) for kind, fields in rank.told] == [
+        ("save_failed", 2, "local"),
+        ("save", 4, None),
+        ("save", 4, "local"),
+    ]
+    assert rank.saver.failed == []
 
 
 def test_it_is_prepared_and_closed(folder):

@@ -58,7 +58,7 @@ def test_what_one_rank_knows_all_ranks_hear(name):
     setattr(flag, name, True)
     sums = [sum(column) for column in zip(*(one.one_hot() for one in [flag, *others]), strict=True)]
     assert len(sums) == StopFlag.WIDTH
-    assert heard(sums) == Heard(**{"save" if name == "due" else name: True})
+    assert heard(sums) == Heard(**{name: True})
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_save_that_a_person_asks_for_is_asked_once_and_answered_when_it_has_en
     assert not flag.requested
     touch(run.save_request, 1000)
     watcher.look()
-    assert heard(flag.one_hot()) == Heard(save=True)
+    assert heard(flag.one_hot()) == Heard(request=True)
     flag.served = served = flag.request
     watcher.look()
     assert not flag.requested, "it is being saved"
