@@ -11,12 +11,14 @@ import click
 
 from slurmtrain.cli.assemble import Draft
 from slurmtrain.cli.doors import Doors
+from slurmtrain.cli.options import Resume
 from slurmtrain.cli.start import Start
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.launch.prepare import RunContents, create_run, discard_run, renew_run
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.aside import put_back, set_aside
 from slurmtrain.store.listing import steps_present
+from slurmtrain.store.local import forget_after
 from slurmtrain.store.origin import Origin, borrowed, hold, let_go, read_origin
 
 Undo = Callable[[], None]
@@ -42,22 +44,44 @@ def take_back(undo: Undo) -> None:
 
 
 def _renew(made: Draft, contents: RunContents, doors: Doors, start: Start) -> Undo:
+    run = made.run
     moved: list[tuple[int, Path]] = []
+    told = {path: _bytes_of(path) for path in (run.local_rules, run.local_json)}
 
     def undo() -> None:
         for step, folder in moved:
-            put_back(made.run, step, folder)
+            put_back(run, step, folder)
+        for path, data in told.items():
+            if data is not None and data != _bytes_of(path):
+                doors.disk.write(path, data)
 
     try:
         for step in start.behind:
-            moved.append((step, _set_aside(made.run, step, start.note.partition(";")[0])))  # noqa: PERF401 what is done counts on a failure
-        renew_run(made.run, contents, doors.disk)
+            moved.append((step, _set_aside(run, step, start.note.partition(";")[0])))  # noqa: PERF401 what is done counts on a failure
+        if start.back_to != "newest":
+            _forget_after(run, start.back_to)
+        renew_run(run, contents, doors.disk)
     except BaseException:
         take_back(undo)
         raise
     if moved:
-        click.echo(f"set aside: {', '.join(folder.name for _, folder in moved)} in {made.run.checkpoints}", err=True)
+        click.echo(f"set aside: {', '.join(folder.name for _, folder in moved)} in {run.checkpoints}", err=True)
     return undo
+
+
+def _forget_after(run: RunDir, back_to: Resume) -> None:
+    """What lies on the nodes' own disks is left behind by a line in the run folder."""
+    try:
+        forget_after(run, back_to if isinstance(back_to, int) else None)
+    except OSError as error:
+        raise SlurmtrainError(f"{run.local_rules}: {error.strerror or error}: nothing was submitted") from None
+
+
+def _bytes_of(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
 
 def _set_aside(run: RunDir, step: int, why: str) -> Path:

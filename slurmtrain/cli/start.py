@@ -23,6 +23,7 @@ from slurmtrain.data.counting import check_source, source_of
 from slurmtrain.errors import ConfigError, SlurmtrainError, UserError
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.listing import steps_present
+from slurmtrain.store.local import newest_step
 from slurmtrain.store.origin import Origin, branch_of, read_origin
 
 _OWN = frozenset({"run", "slurm", "environment", "python", "v"})
@@ -31,9 +32,12 @@ _OWN = frozenset({"run", "slurm", "environment", "python", "v"})
 
 @dataclass(frozen=True)
 class Start:
-    """`behind`: steps whose checkpoints are set aside; `origin`: what a branch begins with; `note`: for the history."""
+    """`back_to`: where a run goes on, and `behind`: steps whose checkpoints are set aside for that; `origin`: what a branch begins with;
+    `note`: for the history.
+    """
 
     resume: bool = False
+    back_to: Resume = "newest"
     behind: tuple[int, ...] = ()
     origin: Origin | None = None
     note: str = ""
@@ -65,12 +69,15 @@ def _resumed(made: Draft, resume: Resume) -> Start:
     here = None if resume == "none" else newest(run) if resume == "newest" else chosen(run, resume)
     if here is None and origin is not None:
         here = chosen(RunDir(origin.run), origin.step)
-    found = changed(run, made.job, None if here is None else here.step, again=resume != "newest")
+    step = None if here is None else here.step
+    if resume == "newest" and (local := newest_step(run)) is not None:
+        step = max(local, step or 0)
+    found = changed(run, made.job, step, again=resume != "newest")
     _check_samples(here, made)
     _tell("changed since the run was last submitted", found)
     behind = [] if resume == "newest" else [step for step in steps_present(run.checkpoints) if resume == "none" or step > resume]
     words = "resume" if resume == "newest" else f"resume from {resume if resume == 'none' else f'step {resume}'}"
-    return Start(resume=True, behind=tuple(behind), note="; ".join([words, *map(str, found)]))
+    return Start(resume=True, back_to=resume, behind=tuple(behind), note="; ".join([words, *map(str, found)]))
 
 
 def _branched(made: Draft, doors: Doors, word: str, root: Path | None) -> Start:

@@ -17,6 +17,7 @@ from slurmtrain.models.names import global_shapes
 from slurmtrain.store.aside import asides
 from slurmtrain.store.leases import leased
 from slurmtrain.store.listing import steps_present
+from slurmtrain.store.local import LocalNewest, make_rules, newest_local, read_rules, tell_newest
 from slurmtrain.store.manifest import MANIFEST_NAME, TensorEntry
 from slurmtrain.store.origin import Ancestor, Origin, read_origin
 from slurmtrain.store.verify import read_manifest, verify
@@ -132,6 +133,36 @@ def test_a_refused_job_puts_them_back(desk):
 def one_line_of_failure(result):
     assert result.exit_code == 1, result.output
     assert result.stdout == ""
+
+
+def on_disks(run, step):
+    """As an attempt with checkpoints on its nodes' own disks leaves the run folder."""
+    run.attempt(1).create()
+    rules = make_rules(run)
+    tell_newest(run, LocalNewest(step, 1, 0.0, ("n1",)))
+    return rules
+
+
+@pytest.mark.parametrize(("word", "left"), [("20", 20), ("none", -1)])
+def test_what_lies_on_the_nodes_own_disks_is_left_behind_too(desk, word, left):
+    run = trained(desk, 10, 20)
+    rules = on_disks(run, 25)
+    assert newest_local(run).step == 25
+    with_submit, desk.slurm.submit = desk.slurm.submit, None
+    refusing(desk)
+    one_line_of_failure(desk.submit("--resume", word))
+    assert read_rules(run) == rules
+    assert newest_local(run).step == 25
+    desk.slurm.submit = with_submit
+    assert desk.submit("--resume", word).exit_code == 0
+    assert read_rules(run) == rules.without(1, left)
+    assert newest_local(run) is None
+
+
+def test_a_last_step_before_what_lies_on_the_nodes_is_refused(desk):
+    on_disks(trained(desk, 10), 25)
+    assert "is at step 25 already" in one_line_of(desk.submit("--resume", "--set", "training.steps=20"))
+    assert desk.submit("--resume", "--set", "training.steps=25").exit_code == 0
 
 
 def test_a_job_that_may_have_been_taken_leaves_them_aside(desk):
