@@ -35,12 +35,16 @@ MOST_HEADER_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Theirs:
-    """A folder that was looked at and fits: what will be taken, by our names; the fields of its manifest but for time; and notes."""
+    """A folder that was looked at and fits: what will be taken, by our names; the fields of its manifest but for time; and notes.
+
+    `resumes`: a run could go on from it, for it has more than weights.
+    """
 
     folder: Path
     header: Manifest
     tensors: Mapping[str, SavedTensor]
     notes: tuple[str, ...]
+    resumes: bool
 
     @property
     def kinds(self) -> Kinds:
@@ -64,6 +68,7 @@ def look(folder: Path, expected: Expected, ignore: Sequence[str] = ()) -> Theirs
     header = _header(folder, kept.pop(HEADER)) if HEADER in kept else None
     counts = {name: kept.pop(name) for name in list(kept) if is_step(name)}
     notes = []
+    resumes = header is not None
     if header is None:
         left = [name for name in kept if name.partition(".")[0] in ("optimizer", "ema", "rng")]
         if left or counts:
@@ -81,7 +86,7 @@ def look(folder: Path, expected: Expected, ignore: Sequence[str] = ()) -> Theirs
     wanted = {to_dcp(name): kind for name, kind in expected.of(groups).items()}
     if fault := misfits(found, wanted, has=str(folder), wants=expected.where):
         raise CheckpointError(fault)
-    return Theirs(folder, header, {from_dcp(name) or name: one for name, one in kept.items()}, tuple(notes))
+    return Theirs(folder, header, {from_dcp(name) or name: one for name, one in kept.items()}, tuple(notes), resumes)
 
 
 def take(theirs: Theirs, out: Path, sizing: Sizing, *, t: float, calls: Syscalls = SYSTEM, advance: Advance = lambda _: None) -> Made:

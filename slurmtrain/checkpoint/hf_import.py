@@ -11,16 +11,27 @@ import torch
 
 from slurmtrain.checkpoint.cuts import Sizing
 from slurmtrain.checkpoint.finite import nonfinite
+from slurmtrain.checkpoint.fitting import named
 from slurmtrain.checkpoint.hf import load_weights
+from slurmtrain.checkpoint.hf_check import check_weights
 from slurmtrain.checkpoint.layout import BoxSpec
 from slurmtrain.checkpoint.making import Advance, Kinds, Made, in_batches, make, part_of, plan
 from slurmtrain.config.model import ModelConfig
-from slurmtrain.errors import CheckpointError
+from slurmtrain.errors import CheckpointError, ConfigError
 from slurmtrain.models.names import global_shapes
 from slurmtrain.store.manifest import Manifest
 from slurmtrain.syscalls import SYSTEM, Syscalls
 
 _PREFIX = "model/"
+
+
+def check_import(folder: Path, model: ModelConfig, *, where: str = "") -> str:
+    """Every tensor is there; what to say of those that are left aside. Raises ConfigError as `hf_check.check_weights`."""
+    fitting = check_weights(folder, model, where=where)
+    if fitting.first:
+        fault = f"no tensor {named(fitting.first)}: a run gives first values to what is missing, a checkpoint holds all of it"
+        raise ConfigError(fault, where=where, key="model.weights_missing")
+    return fitting.words.removeprefix("; ")
 
 
 def imported_kinds(model: ModelConfig) -> Kinds:
@@ -31,7 +42,7 @@ def imported_kinds(model: ModelConfig) -> Kinds:
 def import_weights(
     folder: Path, model: ModelConfig, out: Path, sizing: Sizing, *, t: float, calls: Syscalls = SYSTEM, advance: Advance = lambda _: None
 ) -> Made:
-    """Write the weights of a folder as the new folder `out`, a checkpoint of time `t`; `hf_check.check_weights` has looked at their heads.
+    """Write the weights of a folder as the new folder `out`, a checkpoint of time `t`; `check_import` has looked at it.
 
     Errors are those of `hf.load_weights` and `making.make`; CheckpointError also for a value that is not finite.
     """

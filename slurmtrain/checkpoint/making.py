@@ -17,6 +17,7 @@ from slurmtrain.checkpoint.newfolder import new_folder
 from slurmtrain.checkpoint.skeleton import lay_out
 from slurmtrain.checkpoint.writing import write_file
 from slurmtrain.errors import CheckpointError
+from slurmtrain.rundir import RunDir
 from slurmtrain.store.manifest import CHUNK_BYTES, MANIFEST_NAME, FileSum, Manifest, StoredBox, TensorEntry
 from slurmtrain.store.verify import index_problems, size_problems
 from slurmtrain.syscalls import SYSTEM, Syscalls, write_new
@@ -92,6 +93,15 @@ def make(
             raise CheckpointError(f"{out}: not made: {problems[0]}")
         write_new(calls, staging / MANIFEST_NAME, manifest.to_json())
     return manifest
+
+
+def make_run(path: Path, step: int, job: bytes, inner: Callable[[Path], Made], *, calls: Syscalls = SYSTEM) -> Made:
+    """Make the new folder `path` of a run that has one checkpoint, which `inner` makes where it is told; `job`: its job.json."""
+    with new_folder(path, calls=calls) as staging:
+        run = RunDir(staging)
+        made = inner(run.checkpoint(step))
+        write_new(calls, run.job_json, job)
+    return made
 
 
 def _in_file_order(layout: FileLayout, arrays: Arrays, advance: Advance) -> Callable[[int], np.ndarray]:

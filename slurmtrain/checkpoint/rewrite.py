@@ -9,11 +9,9 @@ from pathlib import Path
 
 from slurmtrain.checkpoint.cuts import Sizing
 from slurmtrain.checkpoint.load import PartReader
-from slurmtrain.checkpoint.making import Advance, Made, bytes_of, in_turn, kinds_of, make, plan
+from slurmtrain.checkpoint.making import Advance, Made, in_turn, kinds_of, make, plan
 from slurmtrain.store.manifest import Manifest
 from slurmtrain.syscalls import SYSTEM, Syscalls
-
-WEIGHTS = ("model/", "ema/")
 
 
 def reshard(
@@ -22,20 +20,14 @@ def reshard(
     out: Path,
     sizing: Sizing,
     *,
-    weights_only: bool = False,
     calls: Syscalls = SYSTEM,
     advance: Advance = lambda _: None,
 ) -> Made:
-    """Write the checkpoint (`manifest`: with every box's place) as the new folder `out`; whole tensors, large ones in even runs of rows.
+    """Write the checkpoint as the new folder `out`: whole tensors, large ones in even runs of rows.
 
-    `weights_only`: the weights and their moving average; such a checkpoint starts other runs and resumes none. Raises
-    CorruptCheckpointError naming tensor and file where a byte differs from what was written, UserError and CheckpointError of `make`.
+    Raises CorruptCheckpointError naming tensor and file where a byte differs from what was written, UserError and CheckpointError of
+    `making.make`.
     """
-    kinds = {name: kind for name, kind in kinds_of(manifest).items() if not weights_only or name.startswith(WEIGHTS)}
+    kinds = kinds_of(manifest)
     with PartReader(folder, manifest) as reader:
         return Made(make(out, manifest, kinds, plan(kinds, sizing), lambda specs: in_turn(reader, specs), calls=calls, advance=advance))
-
-
-def rewritten_bytes(manifest: Manifest, *, weights_only: bool = False) -> int:
-    """What `reshard` will tell to `advance` in all."""
-    return bytes_of({name: kind for name, kind in kinds_of(manifest).items() if not weights_only or name.startswith(WEIGHTS)})

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from slurmtrain.checkpoint.expected import Expected
     from slurmtrain.checkpoint.making import Made
     from slurmtrain.cli.ckpt_names import Named
+    from slurmtrain.cli.ckpt_place import Place
+    from slurmtrain.config.job import JobConfig
     from slurmtrain.store.manifest import Manifest
 
 _WIDE: dict[str, Any] = {"max_content_width": 110}
-_DEST = click.option("--out", "dest", required=True, metavar="DEST", help="A run, or the folder in which step-NNNNNNNN is made.")
+_DEST = click.option("--out", "dest", required=True, metavar="DEST", help="A run, or a folder in which step-NNNNNNNN is made.")
+_RUN = click.option("--out", "dest", required=True, metavar="DEST", help="A run, or a new folder, which becomes one.")
 _OUT = click.option("--out", required=True, type=UserPath(), metavar="DIR", help="Folder to make.")
 _JOB_HELP = "Job file that says the model."
 _SIZING: tuple[Callable[[Any], Any], ...] = (
@@ -42,7 +45,7 @@ def _sizing_options(function: F) -> F:
     short_help="Write a checkpoint again, in another number of files.",
     epilog=examples(
         "slurmtrain ckpt reshard my-run@3000 --out /archive/my-run --files 8",
-        "slurmtrain ckpt reshard my-run --out ./weights --weights-only --batch -t 1h",
+        "slurmtrain ckpt reshard my-run --out ./moved --max-file-size 50GB --batch -t 1h",
     ),
 )
 @click.argument("name", metavar="RUN[@STEP]|DIR")
@@ -60,26 +63,27 @@ def reshard(ctx: click.Context, /, name: str, dest: str, root: Path | None, **sa
     Training under another layout needs none of this: any layout loads any checkpoint. Every byte is compared with its sum on the way;
     the new checkpoint appears whole, by one rename, or not at all.
     """
-    from slurmtrain.checkpoint import rewrite
-    from slurmtrain.checkpoint.making import kinds_of
+    from slurmtrain.checkpoint.making import bytes_of, kinds_of
+    from slurmtrain.checkpoint.rewrite import reshard as rewrite
     from slurmtrain.cli.bars import bar
     from slurmtrain.cli.ckpt_lease import kept_while_read
     from slurmtrain.cli.ckpt_names import checkpoint_named
     from slurmtrain.cli.ckpt_place import check_model, check_room, place_of
 
-    doors, sizing, weights_only = doors_of(ctx), _sizing(said), said["weights_only"]
+    doors, sizing = doors_of(ctx), _sizing(said)
     named = checkpoint_named(name, root, doors)
     manifest = _manifest_of(named)
     place = place_of(dest, manifest.step, root, doors)
-    size = rewrite.rewritten_bytes(manifest, weights_only=weights_only)
-    check_model(place, kinds_of(manifest), str(named))
+    kinds = kinds_of(manifest)
+    size = bytes_of(kinds)
+    check_model(place, kinds, str(named))
     check_room(place.out, size, _most_files(sizing, size), place.run, doors)
     words = ["ckpt", "reshard", str(named.folder), f"--out={place.word}", *_again(said)]
     if sent_to_batch(ctx, said, words, output=_output(named.file_name, "reshard")):
         return
     with ended_by_sigterm(), kept_while_read(named, "ckpt reshard", doors), bar(f"rewriting {named}", size, sizes=True) as advance:
-        made = rewrite.reshard(named.folder, manifest, place.out, sizing, weights_only=weights_only, advance=advance)
-    _tell(made, place.out)
+        made = rewrite(named.folder, manifest, place.out, sizing, advance=advance)
+    _tell(made, place)
 
 
 @click.command(
@@ -138,7 +142,7 @@ def to_dcp(ctx: click.Context, /, name: str, out: Path, root: Path | None, **sai
 @click.argument("folder", metavar="DIR", type=UserPath())
 @click.option("--like", default=None, metavar="RUN[@STEP]|DIR", help="Checkpoint that has the same tensors.")
 @click.option("--job", type=UserPath(), default=None, metavar="JOB.toml", help=_JOB_HELP)
-@_DEST
+@_RUN
 @_sizing_options
 @click.option("--ignore", multiple=True, metavar="PATTERN", help="Leave out keys that fit, such as 'lr_scheduler.*'; repeatable.")
 @root_option
@@ -152,20 +156,20 @@ def from_dcp(ctx: click.Context, /, folder: Path, dest: str, root: Path | None, 
     """
     from slurmtrain.checkpoint import dcp_read
     from slurmtrain.cli.bars import bar
-    from slurmtrain.cli.ckpt_place import check_model, check_room, place_of
+    from slurmtrain.cli.ckpt_place import check_model, check_room, run_of
 
     doors, sizing = doors_of(ctx), _sizing(said)
-    expected, like = _expected(said["like"], said["job"], root, doors)
+    expected, its_job, like = _expected(said["like"], said["job"], root, doors)
     theirs = dcp_read.look(folder, expected, said["ignore"])
-    place = place_of(dest, theirs.header.step, root, doors)
+    place = run_of(dest, theirs.header.step, its_job, root, doors, resumes=theirs.resumes)
     check_model(place, theirs.kinds, str(folder))
     check_room(place.out, theirs.bytes, _most_files(sizing, theirs.bytes), place.run, doors)
     words = ["ckpt", "from-dcp", _absolute(folder), like, f"--out={place.word}", *_again(said)]
     if sent_to_batch(ctx, said, words, output=_output(folder.name, "from-dcp")):
         return
     with ended_by_sigterm(), bar(f"reading {folder.name}", theirs.bytes, sizes=True) as advance:
-        made = dcp_read.take(theirs, place.out, sizing, t=doors.clock.time(), advance=advance)
-    _tell(made, place.out)
+        made = _made(place, lambda out: dcp_read.take(theirs, out, sizing, t=doors.clock.time(), advance=advance))
+    _tell(made, place)
 
 
 @click.command(
@@ -176,7 +180,7 @@ def from_dcp(ctx: click.Context, /, folder: Path, dest: str, root: Path | None, 
 )
 @click.option("--hf", "folder", required=True, type=UserPath(), metavar="DIR", help="Folder of safetensors with config.json.")
 @click.option("--job", required=True, type=UserPath(), metavar="JOB.toml", help=_JOB_HELP)
-@_DEST
+@_RUN
 @_sizing_options
 @root_option
 @batch_options
@@ -184,28 +188,27 @@ def from_dcp(ctx: click.Context, /, folder: Path, dest: str, root: Path | None, 
 def import_(ctx: click.Context, /, folder: Path, job: Path, dest: str, root: Path | None, **said: Any) -> None:
     """Make a checkpoint of step 0 that holds the weights of a folder, in fp32 and under our names.
 
-    A job's model.weights may name the folder itself; a checkpoint is read faster by many ranks, and can be compared by `ckpt diff`.
+    DEST becomes a run that has this checkpoint and never trains: model.weights = "run:DEST" starts others from it. (The folder itself
+    does that, too; a checkpoint says by its sums that it is whole, and `ckpt diff` compares it.)
     """
     from slurmtrain.checkpoint import hf_import
-    from slurmtrain.checkpoint.hf_check import check_weights
     from slurmtrain.checkpoint.making import bytes_of
     from slurmtrain.cli.bars import bar
-    from slurmtrain.cli.ckpt_place import check_model, check_room, place_of
+    from slurmtrain.cli.ckpt_place import check_room, run_of
     from slurmtrain.config.load import load_job
 
     doors, sizing = doors_of(ctx), _sizing(said)
-    model = load_job(job, env=doors.env).model
-    check_weights(folder, model, where=str(job))
-    place, kinds = place_of(dest, 0, root, doors), hf_import.imported_kinds(model)
-    size = bytes_of(kinds)
-    check_model(place, kinds, str(job))
+    wanted = load_job(job, env=doors.env)
+    note = hf_import.check_import(folder, wanted.model, where=str(job))
+    place = run_of(dest, 0, wanted, root, doors, resumes=False)
+    size = bytes_of(hf_import.imported_kinds(wanted.model))
     check_room(place.out, size, _most_files(sizing, size), place.run, doors)
     words = ["ckpt", "import", f"--hf={_absolute(folder)}", f"--job={_absolute(job)}", f"--out={place.word}", *_again(said)]
     if sent_to_batch(ctx, said, words, output=_output(folder.name, "import")):
         return
     with ended_by_sigterm(), bar(f"reading {folder.name}", size, sizes=True) as advance:
-        made = hf_import.import_weights(folder, model, place.out, sizing, t=doors.clock.time(), advance=advance)
-    _tell(made, place.out)
+        made = _made(place, lambda out: hf_import.import_weights(folder, wanted.model, out, sizing, t=doors.clock.time(), advance=advance))
+    _tell(made, place, note)
 
 
 def _export(hf: bool, name: str, **said: Any) -> None:
@@ -254,8 +257,7 @@ def _sizing(said: dict[str, Any]) -> Sizing:
 def _again(said: dict[str, Any]) -> list[str]:
     """The command's own options as words, for a job that does the same."""
     words = [f"--{name.replace('_', '-')}={said[name]}" for name in ("files", "max_file_size") if said[name] is not None]
-    words += [f"--ignore={pattern}" for pattern in said.get("ignore", ())]
-    return [*words, "--weights-only"] if said.get("weights_only") else words
+    return [*words, *(f"--ignore={pattern}" for pattern in said.get("ignore", ()))]
 
 
 def _most_files(sizing: Sizing, size: int) -> int:
@@ -274,18 +276,33 @@ def _manifest_of(named: Named) -> Manifest:
     return manifest
 
 
-def _expected(like: str | None, job: Path | None, root: Path | None, doors: Doors) -> tuple[Expected, str]:
-    """What --like or --job says, and the option again, with an absolute path."""
+def _expected(like: str | None, job: Path | None, root: Path | None, doors: Doors) -> tuple[Expected, JobConfig | None, str]:
+    """What --like or --job says, the job where it is known, and the option again, with an absolute path."""
     from slurmtrain.checkpoint.expected import of_checkpoint, of_job
     from slurmtrain.cli.ckpt_names import checkpoint_named
     from slurmtrain.config.load import load_job
+    from slurmtrain.config.stored import read_job
 
     if like is not None and job is None:
         named = checkpoint_named(like, root, doors)
-        return of_checkpoint(_manifest_of(named), str(named)), f"--like={named.folder}"
+        its_job = read_job(named.run.job_json) if named.run is not None else None
+        return of_checkpoint(_manifest_of(named), str(named)), its_job, f"--like={named.folder}"
     if job is not None and like is None:
-        return of_job(load_job(job, env=doors.env), job.name), f"--job={_absolute(job)}"
+        its_job = load_job(job, env=doors.env)
+        return of_job(its_job, job.name), its_job, f"--job={_absolute(job)}"
     raise UserError("what shall be in it? give --like RUN, or --job JOB.toml (one of them)")
+
+
+def _made(place: Place, make: Callable[[Path], Made]) -> Made:
+    """Make the checkpoint, and the run around it where there is none yet: one folder, which appears whole."""
+    from slurmtrain.checkpoint.making import make_run
+    from slurmtrain.rundir import checkpoint_step
+
+    if place.job is None or place.run is None:
+        return make(place.out)
+    step = checkpoint_step(place.out.name)
+    assert step is not None
+    return make_run(place.run.path, step, place.job, make)
 
 
 def _absolute(path: Path) -> str:
@@ -296,12 +313,13 @@ def _output(name: str, what: str) -> Path:
     return output_beside(Path(name), what)
 
 
-def _tell(made: Made, out: Path) -> None:
+def _tell(made: Made, place: Place, *more: str) -> None:
     from slurmtrain.units import counted, format_size
 
     manifest: Manifest = made.manifest
-    for note in made.notes:
-        click.echo(f"note: {note}", err=True)
+    for note in (*made.notes, *more):
+        if note:
+            click.echo(f"note: {note}", err=True)
     click.echo(f"step     {manifest.step}")
     click.echo(f"tensors  {len(manifest.tensors)}, {format_size(manifest.total_bytes)} in {counted(len(manifest.files), 'file')}")
-    click.echo(f"folder   {out}")
+    click.echo(f"folder   {place.out}")

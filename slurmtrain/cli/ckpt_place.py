@@ -10,15 +10,17 @@ from slurmtrain.cli.doors import Doors
 
 if TYPE_CHECKING:
     from slurmtrain.checkpoint.making import Kinds
+    from slurmtrain.config.job import JobConfig
     from slurmtrain.rundir import RunDir
 
 
 @dataclass(frozen=True)
 class Place:
-    """The folder that the checkpoint will be, and the run that it then belongs to."""
+    """The folder that the checkpoint will be, and the run that it then belongs to. `job`: job.json of a run that is made with it."""
 
     out: Path
     run: RunDir | None
+    job: bytes | None = None
 
     @property
     def word(self) -> str:
@@ -58,6 +60,29 @@ def place_of(dest: str, step: int, root: Path | None, doors: Doors) -> Place:
     return place
 
 
+def run_of(dest: str, step: int, job: JobConfig | None, root: Path | None, doors: Doors, *, resumes: bool) -> Place:
+    """A run where DEST names one, else the new folder of a run with this job. `resumes`: a run could go on from the checkpoint.
+
+    Raises UserError as `place_of`, for a folder that is there, where `job` is not known, and for a run that could not go on.
+    """
+    from slurmtrain.atomic import to_json
+    from slurmtrain.checkpoint.newfolder import check_out
+    from slurmtrain.errors import UserError
+    from slurmtrain.rundir import RunDir
+
+    place = place_of(dest, step, root, doors)
+    if place.run is not None:
+        if not resumes:
+            fault = "it would go on from its newest checkpoint, and this has weights alone"
+            raise UserError(f'run {place.run.name}: {fault}: name a new folder (model.weights = "run:FOLDER" then starts runs from it)')
+        return place
+    run = RunDir(place.out.parent)
+    check_out(run.path)
+    if job is None:
+        raise UserError(f"{dest}: what would be the job of this new run? give --job, or a run that is there")
+    return Place(run.checkpoint(step), run, to_json(job.model_dump(mode="json", exclude_none=True)))
+
+
 def check_room(out: Path, size: int, files: int, run: RunDir | None, doors: Doors) -> None:
     """Raises UserError where `out` has no room for so many bytes and files. `run`: whose site's quotas are asked."""
     from slurmtrain.config.site import SiteStorage
@@ -80,7 +105,7 @@ def check_model(place: Place, kinds: Kinds, whose: str) -> None:
     from slurmtrain.config.stored import read_job
     from slurmtrain.errors import CheckpointError
 
-    if place.run is None:
+    if place.run is None or place.job is not None:
         return
     ours = {name: kind for name, kind in kinds.items() if name.startswith("model/")}
     wanted = of_job(read_job(place.run.job_json), f"run {place.run.name}")

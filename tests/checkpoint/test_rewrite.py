@@ -14,7 +14,8 @@ import pytest
 
 from slurmtrain.checkpoint import cuts, making, writing
 from slurmtrain.checkpoint.cuts import Sizing
-from slurmtrain.checkpoint.rewrite import reshard, rewritten_bytes
+from slurmtrain.checkpoint.making import bytes_of, kinds_of
+from slurmtrain.checkpoint.rewrite import reshard
 from slurmtrain.errors import CheckpointError, CorruptCheckpointError, UserError
 from slurmtrain.store.verify import read_manifest, verify
 from tests.checkpoint.foreign import contents, every_kind, same
@@ -50,7 +51,7 @@ def test_every_bit_stays(tmp_path, sources, kinds, source, sizing):
     assert read_manifest(tmp_path / "out") == made
     for field in ("step", "attempt", "tokens", "t", "layout", "state"):
         assert getattr(made, field) == getattr(manifest, field), field
-    assert sum(told) == rewritten_bytes(manifest) == sum(array.nbytes for _, array in kinds.values())
+    assert sum(told) == bytes_of(kinds_of(manifest)) == sum(array.nbytes for _, array in kinds.values())
     held = [_tensor_bytes(made, file) for file in made.files]
     if sizing.files is not None:
         assert len(held) == sizing.files
@@ -94,14 +95,6 @@ def test_a_checkpoint_of_the_first_format_becomes_one_of_this(tmp_path):
             part = held if one.start is None else held[one.start : one.start + one.box.volume].reshape(one.box.shape)
             whole[tuple(slice(a, b) for a, b in zip(one.box.offset, one.box.stop, strict=True))] = part
         assert whole.tobytes() == new[name][1].tobytes(), name
-
-
-def test_the_weights_alone(tmp_path, sources, kinds):
-    manifest = read_manifest(sources / "4")
-    reshard(sources / "4", manifest, tmp_path / "out", Sizing(files=1), weights_only=True)
-    weights = {name: one for name, one in kinds.items() if name.startswith(("model/", "ema/"))}
-    assert same(contents(tmp_path / "out"), weights) == []
-    assert rewritten_bytes(manifest, weights_only=True) == sum(array.nbytes for _, array in weights.values())
 
 
 def test_a_changed_bit_is_named_and_nothing_is_made(tmp_path, sources):
