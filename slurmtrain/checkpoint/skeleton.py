@@ -5,7 +5,7 @@ allocated early and never filled. So the file is written once, from its first by
 the way, without HDF5; and it is read at known places, also without it. To h5py and h5dump it is an ordinary file.
 
 - A box of 1 MiB or more is a dataset `NAME@OFFSET`; smaller ones share one flat dataset for each element type (`flat-float32`).
-- Wide matrices lie in panels of an eighth of their columns (`store.manifest`), as chunks of a chunked dataset without filters.
+- Large matrices lie in panels of an eighth of their columns (`store.manifest`), as chunks of a chunked dataset without filters.
 - No attributes: what a dataset is stands in the manifest.
 """
 
@@ -27,6 +27,10 @@ from slurmtrain.store.manifest import StoredBox
 SMALL_BYTES = 1 << 20
 PAGE = 4096
 PANELS = 8
+PANEL_BYTES = 4 << 20
+"""Panels are not smaller: what is read is compared by whole chunks, so a part of a smaller one would save little reading, and a box
+without panels is written and read as a whole without a copy.
+"""
 PANEL_ROW_BYTES = 512
 """Panels are not narrower: short runs of bytes read slowly."""
 MOST_CHUNK_BYTES = (1 << 32) - 1
@@ -104,7 +108,7 @@ def panel_of(spec: BoxSpec) -> int:
     >>> panel_of(BoxSpec("w", (4096, 4096), Box((0, 0), (4096, 4096)), "float32")), panel_of(BoxSpec("v", (9,), Box((0,), (9,)), "float32"))
     (512, 0)
     """
-    if len(spec.box.shape) != 2 or spec.nbytes < PANELS * SMALL_BYTES // 2:
+    if len(spec.box.shape) != 2 or spec.nbytes < PANELS * PANEL_BYTES:
         return 0
     rows, columns = spec.box.shape
     width = carrier(spec.dtype).itemsize

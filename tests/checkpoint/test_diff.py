@@ -11,13 +11,13 @@ import torch
 
 from slurmtrain.boxes import Box, tiling_fault
 from slurmtrain.checkpoint import diff as module
+from slurmtrain.checkpoint import skeleton
 from slurmtrain.checkpoint.diff import bytes_of, compare, split
 from slurmtrain.errors import CorruptCheckpointError
 from tests.checkpoint.stored import cut_columns, cut_rows, flip, store
 
 RNG = np.random.default_rng(3)
 WIDE = RNG.standard_normal((512, 4096)).astype(np.float32)
-"""8 MiB: lies in panels."""
 SMALL = {
     "model/w": RNG.standard_normal((37, 53)).astype(np.float32),
     "model/deep": RNG.standard_normal((5, 4, 7)).astype(np.float64),
@@ -53,8 +53,9 @@ def test_the_same_tensors_are_identical_whatever_their_layout(tmp_path, how, blo
 
 
 @pytest.mark.parametrize("block_bytes", [200_000, 64 << 20])
-def test_panels_are_found_by_their_columns(tmp_path, block_bytes):
+def test_panels_are_found_by_their_columns(tmp_path, monkeypatch, block_bytes):
     """One changed element anywhere in a matrix in panels is found where it is, read row-wise or column-wise from the other."""
+    monkeypatch.setattr(skeleton, "PANEL_BYTES", 1 << 20)
     other = WIDE.copy()
     other[300, 3000] += 1.5
     other[511, 4095] += 0.25

@@ -36,6 +36,7 @@ def parts_are_what_numpy_cuts(rng: random.Random) -> None:
     }
     patches = [mock.patch.object(reading, name, rng.choice(choices)) for name, choices in sizes.items()]
     patches += [mock.patch.object(skeleton, "SMALL_BYTES", rng.choice((64, 4096, 1 << 20)))]
+    patches += [mock.patch.object(skeleton, "PANEL_BYTES", rng.choice((32, 2048, 1 << 20)))]
     patches += [mock.patch.object(skeleton, "PANEL_ROW_BYTES", rng.choice((4, 512)))]
     patches += [mock.patch.object(load, "BLOCK_BYTES", 4096), mock.patch.object(load, "OPEN_FILES", rng.choice((1, 64)))]
     with tempfile.TemporaryDirectory() as folder:

@@ -48,8 +48,10 @@ def entries_of(tensors, rank):
 def rank_main(folder):
     import torch
 
+    from slurmtrain.checkpoint import skeleton
     from slurmtrain.checkpoint.forkserver import start_forkserver
 
+    skeleton.PANEL_BYTES = 1 << 18
     server = start_forkserver()
     torch.set_num_threads(1)
     world = gloo_group()

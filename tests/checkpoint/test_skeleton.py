@@ -64,6 +64,7 @@ def by_h5py(path, stored, dtype, shape):
 def test_h5py_reads_what_was_put_in(tmp_path, monkeypatch, dtype):
     """All types, 0 to 4 dims, small and large, with and without panels."""
     monkeypatch.setattr(skeleton, "SMALL_BYTES", 4096)
+    monkeypatch.setattr(skeleton, "PANEL_BYTES", 2048)
     monkeypatch.setattr(skeleton, "PANEL_ROW_BYTES", 64)
     shapes = [(), (1,), (3, 5), (7, 3, 2), (2, 3, 4, 5), (6001,), (2, 7000), (2, 3, 40, 50), (64, 4096), (4096, 512)]
     tensors = [(f"t{i}", bits(dtype, shape, i), dtype) for i, shape in enumerate(shapes)]
@@ -86,7 +87,8 @@ def test_narrow_floats_are_real_numbers_for_others(tmp_path):
         assert file["flat-float8_e5m2"].astype("f4")[:].tolist() == [1.0, -1.0, 57344.0]
 
 
-def test_names_and_shapes_are_those_of_the_tensors(tmp_path):
+def test_names_and_shapes_are_those_of_the_tensors(tmp_path, monkeypatch):
+    monkeypatch.setattr(skeleton, "PANEL_BYTES", 1 << 20)
     a, b = bits("float32", (1024, 2048)), bits("float32", (300_000,))
     where = Box((512, 0), (1024, 2048))
     _, path, _ = written(
@@ -149,6 +151,7 @@ def mixed(seed):
 def test_writing_gives_the_same_bytes_each_time_and_their_sums(tmp_path, monkeypatch, seed):
     """Arrays with any strides; chunks that boxes and panels cross."""
     monkeypatch.setattr(skeleton, "SMALL_BYTES", 2048)
+    monkeypatch.setattr(skeleton, "PANEL_BYTES", 1024)
     monkeypatch.setattr(skeleton, "PANEL_ROW_BYTES", 16)
     monkeypatch.setattr(writing, "CHUNK_BYTES", [1000, 4096, 1 << 20][seed % 3])
     tensors = mixed(seed)
@@ -166,7 +169,8 @@ def test_writing_gives_the_same_bytes_each_time_and_their_sums(tmp_path, monkeyp
         assert by_h5py(path, stored, dtype, array.shape) == array.tobytes()
 
 
-def test_what_is_no_box_and_no_structure_is_zero(tmp_path):
+def test_what_is_no_box_and_no_structure_is_zero(tmp_path, monkeypatch):
+    monkeypatch.setattr(skeleton, "PANEL_BYTES", 1 << 20)
     layout, path, _ = written(tmp_path, ("a", bits("uint8", (5,)), "uint8"), ("w", bits("float32", (1024, 2048)), "float32"))
     data = np.fromfile(path, np.uint8)
     for at, piece in layout.structure:
@@ -185,7 +189,25 @@ def test_large_boxes_begin_at_pages_and_small_ones_follow_one_another(tmp_path):
     starts = [one.at for one in layout.stored]
     assert all(b - a == 84 for a, b in pairwise(starts[:500]))
     assert all(at % 4096 == 0 for at in starts[500:])
-    assert [one.panel for one in layout.stored[500:]] == [0, 256, 0]
+    assert [one.panel for one in layout.stored[500:]] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "shape, dtype, panel",
+    [
+        ((4096, 2048), "float32", 256),
+        ((4095, 2048), "float32", 0),
+        ((2048, 16384), "bfloat16", 2048),
+        ((8192, 8190), "float32", 0),
+        ((1 << 23,), "float32", 0),
+        ((16, 4096, 512), "float32", 0),
+        ((1 << 20, 64), "float32", 0),
+        ((1 << 18, 1 << 18), "float32", 2048),
+    ],
+)
+def test_large_matrices_lie_in_panels(shape, dtype, panel):
+    """Of an eighth of their columns, or less where HDF5 could not address one; not where runs would be short, nor of 4 MiB less."""
+    assert skeleton.panel_of(BoxSpec("w", shape, whole(shape), dtype)) == panel
 
 
 def test_structure_is_small_beside_data(tmp_path):
