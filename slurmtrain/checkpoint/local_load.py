@@ -228,11 +228,10 @@ class LocalLoads:
 
 
 class LocalRival:
-    """What `restore` tries before the run folder: a `restore.Rival`. Collective from the start; one more damaged file, one more try."""
+    """What `restore` tries before the run folder: a `restore.Rival`. `found`: what `LocalLoads.look` found."""
 
-    def __init__(self, loads: LocalLoads, group: Group, parts_of: PartsOf) -> None:
-        self._loads, self._group, self._parts_of = loads, group, parts_of
-        self._left = loads.look()
+    def __init__(self, loads: LocalLoads, group: Group, parts_of: PartsOf, found: Sequence[LocalCandidate]) -> None:
+        self._loads, self._group, self._parts_of, self._left = loads, group, parts_of, list(found)
 
     @property
     def newest(self) -> int | None:

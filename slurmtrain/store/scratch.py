@@ -87,6 +87,10 @@ def sweep(local: LocalDir, attempt: int, calls: Syscalls = SYSTEM) -> None:
     names = [entry.name for entry in os.scandir(local.path)]
     for name in leftovers(names, attempt):
         remove_tree(calls, local.path / name)
+    for name in names:
+        if name.startswith(".probe-"):
+            with suppress(FileNotFoundError):
+                calls.unlink(local.path / name)
     for step, folder in _steps(local):
         for path in sorted(folder.glob(".*.tmp")):
             calls.unlink(path)
@@ -253,3 +257,26 @@ def leave_node(local: LocalDir, calls: Syscalls = SYSTEM) -> None:
         for step, _ in _steps(local):
             withdraw(local, step, calls)
         remove_tree(calls, local.path)
+
+
+def leave_probe(local: LocalDir, token: str, node: int) -> None:
+    """Leave a file of this name and node, by which it shows whether two nodes share the folder. What fails is seen by nobody."""
+    with suppress(OSError):
+        _probe(local, token, node).touch()
+
+
+def probes(local: LocalDir, token: str) -> list[int]:
+    """Numbers of the nodes that left such a file here."""
+    with suppress(OSError):
+        return sorted(int(path.name.split(".")[-2]) for path in local.path.glob(f".probe-{token}.*.tmp"))
+    return []
+
+
+def remove_probe(local: LocalDir, token: str, node: int) -> None:
+    """Take it back."""
+    with suppress(OSError):
+        _probe(local, token, node).unlink(missing_ok=True)
+
+
+def _probe(local: LocalDir, token: str, node: int) -> Path:
+    return local.path / f".probe-{token}.{node}.tmp"

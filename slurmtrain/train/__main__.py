@@ -66,9 +66,10 @@ def train(run: RunDir, attempt: int, flag: StopFlag, standing: Standing) -> int:
 def saves_beside(run: RunDir) -> bool:
     """Whether the job saves by processes of their own, whose parent must be there before MPI and CUDA are."""
     try:
-        return read_job(run.job_json).checkpoint.mode == "async"
+        wish = read_job(run.job_json).checkpoint
     except SlurmtrainError:
         return False  # whoever reads the job next says what is wrong
+    return wish.mode == "async" or wish.local
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class Loop:
         here = Surroundings(session.run, session.flag, session.group, clock, self._tell_of_save, session.phases.at)
         own = session.resumed if session.resumed and session.resumed.origin is None else None
         durable, kept = (own.step if own else None), (own.step if own and own.tier == "shared" else None)
-        self._saves = Saves(session.saver, self, session.job.checkpoint, here, durable=durable, kept=kept)
+        self._saves = Saves(session.saver, self, session.saving, here, durable=durable, kept=kept)
         self._holdings = Holdings(session.place, session.built.parameters, session.optimizer, session.average)
         self._held = borrowed(read_origin(session.run), session.job.model.weights) if session.world.rank == 0 else []
         self._counted_at = clock.monotonic()
@@ -97,6 +97,8 @@ class Loop:
         if stop:
             self._recorder.emit("stop", step=progress.step, reason=stop)
             return Ending("stopped", progress.step, stop)
+        if self._session.local is not None:
+            self._session.local.leave()
         why = "target" if progress.step < steps else ""
         self._recorder.emit("finish", step=progress.step, **({"reason": why} if why else {}))
         return Ending("finished", progress.step, why)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurmtrain.checkpoint.forkserver import ForkServer
 from slurmtrain.checkpoint.group import Group, SoloGroup
+from slurmtrain.checkpoint.local_save import LocalSaves
 from slurmtrain.checkpoint.saver import Saver, Terms, shares
 from slurmtrain.checkpoint.staged import AsyncSaver
 from slurmtrain.checkpoint.state import pinned
@@ -18,16 +19,25 @@ from slurmtrain.train.group import TorchGroup
 
 
 def make_saver(
-    run: RunDir, job: JobConfig, site: SiteConfig, world: World, group: Group, *, clock: Clock, forkserver: ForkServer | None
+    run: RunDir,
+    job: JobConfig,
+    site: SiteConfig,
+    world: World,
+    group: Group,
+    *,
+    clock: Clock,
+    forkserver: ForkServer | None,
+    local: LocalSaves | None = None,
 ) -> Saver:
-    """Collective."""
+    """Collective. `local`: saves on the nodes' own disks, where they take part: these are written from an image in memory in any mode."""
     wish = job.checkpoint
     terms = Terms(run, retention_of(wish), site.storage, allow_nonfinite=wish.allow_nonfinite, timeout_s=float(wish.timeout_s))
     mates = _mates(world, wish.writers_per_node or site.storage.writers_per_node)
-    if wish.mode == "sync":
+    if wish.mode == "sync" and local is None:
         return SyncSaver(terms, group, mates, clock=clock)
     register = pinned if world.device.type == "cuda" else None
-    return AsyncSaver(terms, group, mates, server=forkserver, register=register, clock=clock)
+    waits = wish.mode == "sync"
+    return AsyncSaver(terms, group, mates, server=forkserver, register=register, clock=clock, local=local, waits=waits)
 
 
 def retention_of(wish: CheckpointConfig) -> RetentionPolicy:

@@ -20,7 +20,7 @@ from slurmtrain.checkpoint.state import load_checkpoint
 from slurmtrain.clock import Clock
 from slurmtrain.config.changes import UNSEEN, Change, differences, stored
 from slurmtrain.config.check_checkpoint import notes_of
-from slurmtrain.config.job import JobConfig
+from slurmtrain.config.job import CheckpointConfig, JobConfig
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.stored import read_job, read_site
 from slurmtrain.data.counting import Source
@@ -106,6 +106,14 @@ class Session:
     asides: tuple[tuple[int, str], ...] = ()
     local: Local | None = None
     """The nodes' own disks, where they take part."""
+
+    @property
+    def saving(self) -> CheckpointConfig:
+        """What the job says of saving. Where it wants the nodes' own disks and they cannot be used: what goes to the run folder anyway."""
+        wish = self.job.checkpoint
+        if not wish.local or (self.local is not None and self.local.saves is not None):
+            return wish
+        return wish.model_copy(update={"local": False, "every_steps": wish.every_steps * wish.flush_every})
 
     @property
     def place(self) -> str:

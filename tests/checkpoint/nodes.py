@@ -80,7 +80,8 @@ def check(found: Found, parts: Sequence[Part]) -> None:
 def load(group: Any, run: RunDir, scratch: Path, nodes: Sequence[str], *, attempt: int, parts_of: Any = all_parts) -> Any:
     """(step, tier, passed over) of what a run goes on from, all ranks having compared what they want; (None, "", passed over)."""
     here = ground(group, run, scratch, nodes, attempt=attempt)
-    rival = LocalRival(LocalLoads(group, here, make_rules(run)), group, parts_of)
+    loads = LocalLoads(group, here, make_rules(run))
+    rival = LocalRival(loads, group, parts_of, loads.look())
     found = restore(
         run.checkpoints,
         group,
