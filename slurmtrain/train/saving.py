@@ -99,7 +99,7 @@ class Saves:
             self._give_up()
         step, every = self._state.step, self._wish.every_steps
         if not ending and (heard.due or heard.request or (every and step % every == 0)):
-            self._begin(shared=heard.request or not self._wish.local or self._unflushed + 1 >= self._wish.flush_every)
+            self._begin(shared=heard.request or self._to_run_folder(step))
 
     def finish(self) -> None:
         """Before an end: what is under way ends, and the state is saved unless it is. Raises CheckpointError where it cannot be."""
@@ -127,6 +127,12 @@ class Saves:
         """A save that is under way is waited for: its successor would only stand behind it."""
         minutes = self._wish.every_minutes
         return minutes is not None and not self._under_way and self._here.clock.monotonic() - self._since >= 60 * minutes
+
+    def _to_run_folder(self, step: int) -> bool:
+        """By the step first: attempts that end before their `flush_every`-th save must get there, too."""
+        wish = self._wish
+        every = wish.every_steps * wish.flush_every
+        return not wish.local or (every > 0 and step % every == 0) or self._unflushed + 1 >= wish.flush_every
 
     def _begin(self, *, shared: bool) -> None:
         here, step = self._here, self._state.step

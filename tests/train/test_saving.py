@@ -225,7 +225,7 @@ def test_every_so_many_saves_go_to_the_run_folder_and_so_do_requests_and_the_las
     rank.steps(15)
     rank.saves.finish()
     assert rank.saver.saved == [2, 4, 6, 8, 10, 12, 14, 15]
-    assert rank.saver.shared == [6, 8, 14, 15]
+    assert rank.saver.shared == [6, 8, 12, 15]
     assert not rank.run.save_request.exists()
     assert [(fields["step"], fields.get("tier")) for _, fields in rank.told][:5] == [
         (2, "local"),
@@ -235,6 +235,16 @@ def test_every_so_many_saves_go_to_the_run_folder_and_so_do_requests_and_the_las
         (8, None),
     ]
     assert (rank.saves.durable, rank.saves.kept) == (15, 15)
+
+
+def test_attempts_that_end_early_come_to_the_run_folder_too(folder):
+    """Each makes two saves, and every third belongs there."""
+    shared = []
+    for begun in (0, 4, 8):
+        rank = Rank(folder, durable=begun, every_steps=2, local=True, flush_every=3)
+        rank.steps(begun + 5)
+        shared += rank.saver.shared
+    assert shared == [6, 12]
 
 
 def test_a_local_save_that_fails_is_told_and_nothing_else(folder):
