@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from checkpoint_world import Member
@@ -21,8 +22,9 @@ class Array:
     box: Box
     array: np.ndarray
 
-    @property
+    @cached_property
     def part(self) -> Part:
+        """Made once, as a trainer does."""
         return Part(self.name, self.global_shape, self.box, tuple((0, n) for n in self.box.shape))
 
 
