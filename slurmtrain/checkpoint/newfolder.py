@@ -31,17 +31,20 @@ def check_out(out: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path, *, calls: Syscalls = SYSTEM, disk: Disk | None = None) -> Iterator[Path]:
-    """An empty folder to be filled with files, each durable; it becomes `out` where the body ends well, and is removed where not.
+    """An empty folder to be filled with files, each durable; it becomes `out` where the body ends well, and is removed where not, with
+    the folders above it that were made for it.
 
     Raises UserError where `out` is taken or cannot be made; CheckpointError for any OSError, of the body too.
     """
     check_out(out)
     staging = aside(out)
+    above: list[Path] = []
     try:
-        _make_folder(calls, out.parent)
+        _make_folder(calls, out.parent, above)
         sweep(out)
         calls.mkdir(staging)
     except OSError as error:
+        _remove_empty(calls, above)
         raise _refusal(out, error, "choose a folder where you can write") from error
     try:
         yield staging
@@ -51,6 +54,7 @@ def new_folder(out: Path, *, calls: Syscalls = SYSTEM, disk: Disk | None = None)
             raise _refusal(out, error, "it is there, whole, but a failure of power may take it away") from error
         with suppress(OSError):  # what stays is swept by the next maker
             remove_tree(calls, staging)
+        _remove_empty(calls, above)
         if isinstance(error, FileExistsError):
             raise UserError(f"{out}: appeared meanwhile: choose another folder, or remove it") from error
         if isinstance(error, OSError):
@@ -63,13 +67,21 @@ def _refusal(out: Path, error: OSError, then: str) -> CheckpointError | UserErro
     return kind(f"{out}: {error.strerror or error}: {then}")
 
 
-def _make_folder(calls: Syscalls, folder: Path) -> None:
-    """With those above it, durably. Raises OSError."""
+def _make_folder(calls: Syscalls, folder: Path, made: list[Path]) -> None:
+    """With those above it, durably; `made` gets those that were not there. Raises OSError."""
     if folder.is_dir():
         return
     if folder.exists() or folder.parent == folder:
         raise NotADirectoryError(errno.ENOTDIR, "is a file, not a folder", str(folder))
-    _make_folder(calls, folder.parent)
+    _make_folder(calls, folder.parent, made)
     with suppress(FileExistsError):  # made by another meanwhile
         calls.mkdir(folder)
+        made.append(folder)
     calls.fsync_dir(folder.parent)
+
+
+def _remove_empty(calls: Syscalls, folders: list[Path]) -> None:
+    """Folders that were made for nothing, the innermost first."""
+    for folder in reversed(folders):
+        with suppress(OSError):  # another uses it by now
+            calls.rmdir(folder)

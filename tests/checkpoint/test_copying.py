@@ -46,7 +46,7 @@ def test_chunks_that_the_manifest_names_are_compared_each(source, tmp_path):
     flip(big / name, (17 << 20) + 5)
     with pytest.raises(CorruptCheckpointError, match=rf"{name}: chunk 2 \(bytes from 16777216\) differs .*: nothing was copied"):
         copy_checkpoint(big, tmp_path / "out" / "step-00000008")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_missing_short_or_damaged_is_told_before_a_byte_is_copied(source, tmp_path):
@@ -119,7 +119,7 @@ def test_a_full_disk_ends_all_threads(source, tmp_path):
     out = tmp_path / "out" / "step-00000007"
     with pytest.raises(CheckpointError, match="No space left"):
         copy_checkpoint(source, out, calls=FakeSyscalls(room=80_000))
-    assert list(out.parent.iterdir()) == []
+    assert not out.parent.exists()
 
 
 def test_no_permission_is_the_users_matter(source, tmp_path):
