@@ -16,6 +16,7 @@ from slurmtrain.resilience.lines import number
 from slurmtrain.rundir import RunDir
 from slurmtrain.slurm.hostlist import fold
 from slurmtrain.store.listing import newest_durable_step
+from slurmtrain.store.local import newest_local
 from slurmtrain.store.origin import read_origin
 from slurmtrain.telemetry.events import Event
 from slurmtrain.telemetry.reader import parse_lines
@@ -55,6 +56,8 @@ class Report:
     next: str = ""
     then: str = ""
     origin: str = ""
+    shared_step: int | None = None
+    """Of the checkpoints in the run folder the newest; `last_durable_step`: those on the nodes' own disks count, too."""
 
     def to_json(self) -> dict[str, Any]:
         return {"v": 1, **self.__dict__, "nodes": list(self.nodes)}
@@ -62,6 +65,7 @@ class Report:
 
 def report(seen: Seen, *, word: str | None = None) -> Report:
     """`word`: how a person would name the run in a command; default: its name."""
+    shared, local = _durable(seen.run)
     run, job, attempt = seen.run, config_of(seen.run), seen.attempt
     tokens = job.training.global_batch * job.training.sequence_length if job else 0
     steps = recent_steps(run)
@@ -77,7 +81,8 @@ def report(seen: Seen, *, word: str | None = None) -> Report:
         loss=last.get("loss"),
         tokens_per_s=_speed(steps, tokens),
         nodes=_nodes(seen),
-        last_durable_step=_durable(run),
+        last_durable_step=max((step for step in (shared, local) if step is not None), default=None),
+        shared_step=shared,
         checked_s_ago=None if seen.age_s is None else round(seen.age_s, 1),
         tokens_per_s_per_gpu=_mean(steps, "tokens_per_s_per_gpu"),
         mfu=_mean(steps, "mfu"),
@@ -145,11 +150,13 @@ def _nodes(seen: Seen) -> tuple[str, ...]:
     return seen.facts.job.nodes if seen.facts.job else ()
 
 
-def _durable(run: RunDir) -> int | None:
+def _durable(run: RunDir) -> tuple[int | None, int | None]:
+    """The newest in the run folder, and on the nodes' own disks."""
     try:
-        return newest_durable_step(run.checkpoints)
+        local = newest_local(run)
+        return newest_durable_step(run.checkpoints), local.step if local is not None else None
     except OSError:
-        return None
+        return None, None
 
 
 def _origin(run: RunDir) -> str:
@@ -201,7 +208,7 @@ def lines(r: Report) -> Iterator[tuple[str, str]]:
         yield "skipped", f"{r.skipped} of the last {r.recent} steps: gradients overflow"
     if r.evaluation:
         yield "evaluation", ", ".join(f"{name} {number(loss, '.4f')} at step {step}" for name, (step, loss) in r.evaluation.items())
-    yield "checkpoint", "none yet" if r.last_durable_step is None else f"step {r.last_durable_step}"
+    yield "checkpoint", _checkpoint_text(r)
     if r.error and r.error != r.reason:
         yield "error", r.error
     if r.checked_s_ago is not None:
@@ -209,6 +216,15 @@ def lines(r: Report) -> Iterator[tuple[str, str]]:
     yield "next", r.next
     if r.then:
         yield "then", r.then
+
+
+def _checkpoint_text(r: Report) -> str:
+    if r.last_durable_step is None:
+        return "none yet"
+    if r.last_durable_step == r.shared_step:
+        return f"step {r.shared_step}"
+    shared = "none yet" if r.shared_step is None else f"step {r.shared_step}"
+    return f"step {r.last_durable_step} on the nodes' own disks; {shared} in the run folder"
 
 
 def progress_text(r: Report) -> str:

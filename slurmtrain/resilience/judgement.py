@@ -17,7 +17,7 @@ from slurmtrain.resilience.tracker import Tracker
 from slurmtrain.resilience.verdict import slurms_word
 from slurmtrain.resilience.watch import Watched
 from slurmtrain.steps.launcher import Step
-from slurmtrain.store.listing import newest_durable_step
+from slurmtrain.store.local import newest_step
 
 _TAIL_BYTES = 8192
 _NOISE = re.compile(rf"{HYDRA_ADVICE}|^srun: |^slurmstepd|^\s*$")
@@ -88,8 +88,8 @@ def _tail(path: Path) -> str:
 
 
 def durable_step(c: Composition) -> int | None:
-    """The newest checkpoint's step; None where there is none, or none can be seen."""
+    """The newest checkpoint's step, on the nodes' own disks too; None where there is none, or none can be seen."""
     try:
-        return newest_durable_step(c.run.checkpoints)
+        return newest_step(c.run)
     except OSError:
         return None

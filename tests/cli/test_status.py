@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from slurmtrain.resilience.records import Outcome
+from slurmtrain.store.local import LocalNewest, forget_after, make_rules, tell_newest
 from slurmtrain.telemetry.events import Event
 from slurmtrain.telemetry.history import add_act
 from tests.cli.desk import Desk, one_line_of
@@ -51,6 +52,18 @@ def test_the_object_of_a_run_that_trains(desk):
     assert told["tokens_per_s"] == pytest.approx(config["global_batch"] * config["sequence_length"] / 0.5)
     assert told["checked_s_ago"] == 0.0
     assert told["next"] == "slurmtrain logs -f job"
+
+
+def test_what_lies_on_the_nodes_own_disks_is_told_apart(desk):
+    run, job_id = submitted(desk)
+    attempted(desk, run, job_id)
+    make_rules(run)
+    tell_newest(run, LocalNewest(5, 1, desk.clock.time(), ("n1", "n2")))
+    told = status(desk)
+    assert (told["last_durable_step"], told["shared_step"]) == (5, 4)
+    assert "step 5 on the nodes' own disks; step 4 in the run folder" in desk.type("status", "job").stdout
+    forget_after(run, 4)
+    assert status(desk)["last_durable_step"] == 4
 
 
 def test_a_job_id_or_a_path_means_the_run(desk):

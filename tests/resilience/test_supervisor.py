@@ -11,6 +11,7 @@ import pytest
 from slurmtrain.errors import SlurmError
 from slurmtrain.resilience.records import read_owner
 from slurmtrain.resilience.signals import NOTICE, TERM, Signals
+from slurmtrain.store.local import LocalNewest, make_rules, tell_newest
 from slurmtrain.telemetry.history import read_acts
 from slurmtrain.telemetry.stopfile import read_stop
 from tests.resilience.stage import Stage
@@ -53,6 +54,16 @@ def test_usr2_is_a_save_and_one_requeue_and_that_comes_last(tmp_path):
     assert (summary.code, stage.slurm.requeued) == (75, [stage.job_id])
     assert (seen["code"], seen["outcome"].kind, seen["ended"], seen["acts"]) == (75, "requeue", True, ["start", "requeue"])
     assert seen["outcome"].last_durable_step == seen["outcome"].step == 10
+
+
+def test_a_checkpoint_on_the_nodes_own_disks_is_progress(tmp_path):
+    stage = Stage(tmp_path)
+    stage.train(until=1000)
+    stage.at(10.0, stage.signal(NOTICE))
+    make_rules(stage.run)
+    tell_newest(stage.run, LocalNewest(700, 1, 0.0, ("n1", "n2")))
+    stage.supervise()
+    assert stage.recorded().outcome.last_durable_step == 700
 
 
 @pytest.mark.parametrize("order", [(NOTICE, TERM), (TERM, NOTICE)])
