@@ -51,8 +51,12 @@ class TensorSource:
         return self._views[index].cpu().numpy()
 
     def copy_to(self, index: int, target: np.ndarray) -> None:
-        """On the stream that is current; to memory that is pinned the copy goes on when this returns."""
-        torch.from_numpy(target).copy_(self._views[index], non_blocking=True)
+        """From a device on the stream that is current; to memory that is pinned the copy goes on when this returns."""
+        view = self._views[index]
+        if _in_memory(view):
+            np.copyto(target, view.numpy())  # half as fast again as torch's own copy, on one thread
+        else:
+            torch.from_numpy(target).copy_(view, non_blocking=True)
 
     def settle(self) -> None:
         if torch.cuda.is_initialized():

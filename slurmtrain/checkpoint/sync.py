@@ -7,6 +7,7 @@ for the image where several ranks share a file, which is as large as what they o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from slurmtrain.checkpoint.image import fill
 from slurmtrain.checkpoint.reports import Refusal, Report, report_of
 from slurmtrain.checkpoint.saver import Header, Outcome, Source, Terms
 from slurmtrain.checkpoint.writer_job import blame, not_finite
-from slurmtrain.checkpoint.writing import Fetch, write_file
+from slurmtrain.checkpoint.writing import Check, Fetch, write_file
 from slurmtrain.clock import Clock, SystemClock
 from slurmtrain.errors import CheckpointError, OwnershipError
 from slurmtrain.shell import Shell, SystemShell
@@ -122,29 +123,26 @@ class SyncSaver:
         return Refusal(self._group.rank, word.message) if isinstance(word, Failure) else word
 
     def _stream(self, staging: Path, arranged: Arrangement, source: Source) -> Report:
-        def fetch(index: int) -> np.ndarray:
-            array = source.fetch(index)
-            self._check_finite(array, source, index)
-            return array
-
-        return self._write(staging, arranged, fetch)
+        check = None if self._terms.allow_nonfinite else partial(_check_finite, source)
+        return self._write(staging, arranged, source.fetch, check)
 
     def _fill(self, arranged: Arrangement, source: Source) -> None:
         fill(source, arranged.places)
-        for index, place in enumerate(arranged.places):
-            self._check_finite(place, source, index)
+        for index, place in enumerate(arranged.places if not self._terms.allow_nonfinite else ()):
+            _check_finite(source, index, place)
 
-    def _write(self, staging: Path, arranged: Arrangement, fetch: Fetch) -> Report:
+    def _write(self, staging: Path, arranged: Arrangement, fetch: Fetch, check: Check | None = None) -> Report:
         layout = arranged.layout
         assert layout is not None
         path = staging / layout.file
         try:
-            sums = write_file(self._calls, path, layout, fetch)
+            sums = write_file(self._calls, path, layout, fetch, check=check)
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror or reason_of(error)}") from error
         return report_of(self._group.rank, layout, arranged.kinds, sums)
 
-    def _check_finite(self, array: np.ndarray, source: Source, index: int) -> None:
-        spec = source.specs[index]
-        if not self._terms.allow_nonfinite and nonfinite(array, spec.dtype):
-            raise CheckpointError(not_finite(spec.name))
+
+def _check_finite(source: Source, index: int, array: np.ndarray) -> None:
+    spec = source.specs[index]
+    if nonfinite(array, spec.dtype):
+        raise CheckpointError(not_finite(spec.name))

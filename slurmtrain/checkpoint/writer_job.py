@@ -154,7 +154,7 @@ class Job:
         setting = self._setting
         path = folder / setting.layout.file
         try:
-            sums = write_file(self._calls, path, setting.layout, self._boxes.__getitem__, look)
+            sums = write_file(self._calls, path, setting.layout, self._boxes.__getitem__, look=look)
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror or error}") from error
         return report_of(setting.rank, setting.layout, setting.kinds, sums)

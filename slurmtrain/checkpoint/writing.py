@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from mmap import mmap
 from pathlib import Path
 
@@ -25,13 +26,24 @@ AHEAD = 16
 
 Fetch = Callable[[int], np.ndarray]
 """The content of box number i of a layout: of the box's shape, any strides, elements in the carrier of its type."""
+Check = Callable[[int, np.ndarray], None]
+"""Sees some elements of box number i: any shape and strides, in the carrier of its type."""
+See = Callable[[np.ndarray], None]
 
 
-def write_file(calls: Syscalls, path: Path, layout: FileLayout, fetch: Fetch, look: Callable[[], None] = lambda: None) -> FileSum:
+def write_file(
+    calls: Syscalls,
+    path: Path,
+    layout: FileLayout,
+    fetch: Fetch,
+    *,
+    look: Callable[[], None] = lambda: None,
+    check: Check | None = None,
+) -> FileSum:
     """Make a file of this layout; durable when it returns. `fetch` is called once for each box, in the order of the file.
 
-    `look`: called before each chunk. Raises OSError, and what `fetch` and `look` raise; the file is then there in part, for the caller
-    to remove.
+    `look`: called before each chunk; `check`: sees every element on its way, some of them at a time, so that they are read once. Raises
+    OSError, and what these three raise; the file is then there in part, for the caller to remove.
     """
     sink = _Sink(calls, path, look)
     try:
@@ -40,7 +52,7 @@ def write_file(calls: Syscalls, path: Path, layout: FileLayout, fetch: Fetch, lo
             if isinstance(what, bytes):
                 sink.put(np.frombuffer(what, np.uint8))
             else:
-                _put_box(sink, fetch(what), layout.stored[what].panel)
+                _put_box(sink, fetch(what), layout.stored[what].panel, None if check is None else partial(check, what))
         sink.zeros(layout.size - sink.position)
         return sink.finish()
     finally:
@@ -53,12 +65,22 @@ def _order(layout: FileLayout) -> list[tuple[int, int | bytes]]:
     return sorted([*boxes, *layout.structure], key=lambda one: one[0])
 
 
-def _put_box(sink: _Sink, array: np.ndarray, panel: int) -> None:
-    if not panel:
-        sink.put(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+def _put_box(sink: _Sink, array: np.ndarray, panel: int, see: See | None) -> None:
+    if panel:
+        for left in range(0, array.shape[1], panel):
+            sink.put_rows(array[:, left : left + panel], see)
         return
-    for left in range(0, array.shape[1], panel):
-        sink.put_rows(array[:, left : left + panel])
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if see is None or flat.nbytes <= CHUNK_BYTES:
+        if see is not None:
+            see(array)
+        sink.put(flat.view(np.uint8))
+        return
+    while len(flat):
+        piece = flat[: max(1, sink.room // flat.itemsize)]  # up to the end of a chunk
+        see(piece)
+        sink.put(piece.view(np.uint8))
+        flat = flat[len(piece) :]
 
 
 class _Sink:
@@ -95,18 +117,28 @@ class _Sink:
             data = data[len(room) :]
             self._took(len(room))
 
-    def put_rows(self, rows: np.ndarray) -> None:
-        """Rows of a matrix of which only the columns need be contiguous."""
+    @property
+    def room(self) -> int:
+        """Bytes to the end of the chunk."""
+        return CHUNK_BYTES - self._held
+
+    def put_rows(self, rows: np.ndarray, see: See | None) -> None:
+        """Rows of a matrix of which only the columns need be contiguous; `see` is given all of them."""
         width = rows.shape[1] * rows.itemsize
         done = 0
         while done < len(rows):
             count = min((CHUNK_BYTES - self._held) // width, len(rows) - done)
             if not count:  # a row across the end of the chunk
-                self.put(np.ascontiguousarray(rows[done]).view(np.uint8))
+                row = np.ascontiguousarray(rows[done])
+                if see is not None:
+                    see(row)
+                self.put(row.view(np.uint8))
                 done += 1
                 continue
-            room = self._room(count * width)
-            room.view(rows.dtype).reshape(count, -1)[...] = rows[done : done + count]
+            room = self._room(count * width).view(rows.dtype)
+            room.reshape(count, -1)[...] = rows[done : done + count]
+            if see is not None:
+                see(room)
             done += count
             self._took(count * width)
 
