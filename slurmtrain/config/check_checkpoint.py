@@ -32,8 +32,9 @@ def check_when(job: JobConfig) -> None:
 def check_how(job: JobConfig, site: SiteConfig) -> None:
     """How to write: asynchronously, by how many writers, through the nodes' own disks."""
     wish, ranks = job.checkpoint, job.slurm.gpus_per_node or site.node.gpus
-    if wish.mode == "sync" and wish.timeout_s != _default("timeout_s"):
-        _refuse(job, "timeout_s", wish.timeout_s, 'is of mode = "async": the ranks themselves write otherwise; leave it out')
+    if wish.mode == "sync" and not wish.local and wish.timeout_s != _default("timeout_s"):
+        fault = 'is of mode = "async", and of local = true: the ranks themselves write otherwise; leave it out'
+        _refuse(job, "timeout_s", wish.timeout_s, fault)
     if wish.writers_per_node is not None and wish.writers_per_node > ranks:
         _refuse(job, "writers_per_node", wish.writers_per_node, f"a node has {ranks} ranks: use 1 to {ranks}, or leave it out")
     if wish.local and site.paths.scratch is None:
@@ -45,11 +46,15 @@ def check_how(job: JobConfig, site: SiteConfig) -> None:
 
 
 def _check_memory(job: JobConfig, site: SiteConfig) -> None:
-    """An asynchronous save holds the state once more in the memory of the nodes."""
-    state, memory = state_bytes(job) // job.slurm.nodes, site.node.memory_bytes
-    if job.checkpoint.mode == "async" and memory is not None and state > memory:
-        fault = f"a copy of the state takes {format_size(state)} on each node, which has {format_size(memory)}: use more nodes, or sync"
-        _refuse(job, "mode", "async", fault)
+    """A save that is asynchronous, or goes to the nodes' own disks, holds the state once more in their memory."""
+    wish, state, memory = job.checkpoint, state_bytes(job) // job.slurm.nodes, site.node.memory_bytes
+    if memory is None or state <= memory:
+        return
+    fault = f"a copy of the state takes {format_size(state)} on each node, which has {format_size(memory)}: use more nodes"
+    if wish.mode == "async":
+        _refuse(job, "mode", "async", f"{fault}, or sync")
+    if wish.local:
+        _refuse(job, "local", True, f"{fault}, or leave local out")  # noqa: FBT003
 
 
 def notes_of(job: JobConfig) -> tuple[str, ...]:

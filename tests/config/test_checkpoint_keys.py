@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_refused(key, says, checkpoint):
         BEST,
         {"keep_best": 3, "best_metric": "loss"},
         {"mode": "async", "timeout_s": 60, "writers_per_node": 8},
-        {"local": True, "flush_every": 2},
+        {"local": True, "flush_every": 2, "timeout_s": 60},
     ],
     ids=str,
 )
@@ -89,6 +89,10 @@ def test_a_state_that_no_memory_holds_twice():
     with pytest.raises(ConfigError, match=r"checkpoint.mode = 'async': .* takes .* on each node.*: use more nodes, or sync"):
         check_job(one, site(node={"gpus": 8, "memory_bytes": enough - 1}))
     check_job(job(slurm={"nodes": 2}), site(node={"gpus": 8, "memory_bytes": enough - 1}))
+    with pytest.raises(ConfigError, match=r"checkpoint.local = True: .*: use more nodes, or leave local out"):
+        check_job(
+            job({"local": True}, slurm={"nodes": 2}), site(node={"gpus": 8, "memory_bytes": enough - 1}, paths={"scratch": "/scratch"})
+        )
 
 
 def test_a_lonely_node_is_told_that_it_has_no_partner():
