@@ -11,17 +11,20 @@ import torch
 
 from slurmtrain import __version__
 from slurmtrain.checkpoint.group import SoloGroup
+from slurmtrain.clock import SystemClock
 from slurmtrain.config.changes import stored
-from slurmtrain.errors import CheckpointError, ConfigError
+from slurmtrain.errors import CheckpointError, ConfigError, NonFiniteError
 from slurmtrain.rundir import RunDir
+from slurmtrain.runtime.world import Standing
 from slurmtrain.store.aside import asides, set_aside
 from slurmtrain.store.leases import leased
 from slurmtrain.store.listing import steps_present
 from slurmtrain.store.origin import Origin, hold
 from slurmtrain.store.verify import read_manifest
-from slurmtrain.train.loop import Ending
+from slurmtrain.train.loop import Ending, Loop
 from slurmtrain.train.provenance import made_by
 from slurmtrain.train.stopping import StopFlag
+from tests.fakes.saver import FakeSaver
 from tests.train.runs import MODEL, make_data, make_job, make_run
 from tests.train.several import tensors_of
 from tests.train.solo import solo_loop, solo_world
@@ -244,6 +247,22 @@ def test_a_save_that_fails_leaves_the_run_alone_but_the_last_one_must_not(data, 
     assert [(event["step"], event["durable"]) for event in run.events("save_failed")] == [(4, 2), (6, 2), (6, 2)]
     assert run.events("finish") == []
     assert steps_present(run.run.checkpoints) == [2]
+
+
+def test_a_loss_that_is_not_finite_waits_for_the_save_under_way_and_names_it(data, tmp_path):
+    run = run_of(tmp_path / "run", job_of(data))
+    session, _ = solo_loop(run)
+    session = replace(session, saver=FakeSaver(SoloGroup(), behind=True))
+    inner = session.built.runner.train
+
+    def train(batch, scale):
+        if session.progress.step == 4:
+            session.built.parameters[1].tensor[0] = torch.nan
+        return inner(batch, scale)
+
+    session.built.runner.train = train
+    with pytest.raises(NonFiniteError, match=r"step 5: loss nan.*last durable checkpoint: step 4$"):
+        Loop(session, Standing(0, "n1"), None, SystemClock()).run()
 
 
 def test_a_state_that_is_not_finite_is_saved_where_that_is_asked(data, tmp_path):
