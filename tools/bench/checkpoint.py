@@ -3,7 +3,7 @@
 
     tools/bench/checkpoint.py [--json] [--rows PATTERN] [--repeats 5] [--folder DIR] [--quick] [--drop-caches]
 
-A ratio is what it is held against divided by ours: higher is better. Contenders take turns, another one first in each repeat; a ratio
+A ratio is what it is held against divided by ours: higher is better. Contenders take turns, in another order in each repeat; a ratio
 is taken within a repeat, the figure is the median of the repeats, its spread the distance of the quartiles. A row that writes and
 misses its goal by less than its spread is within noise.
 

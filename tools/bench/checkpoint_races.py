@@ -17,8 +17,8 @@ def races(*, quick: bool) -> Sequence[Race]:
     if quick:
         files = [_files(16, (256, 256), ranks) for ranks in (1, 2)]
         return (*files, _small(200, 1), Slices(1024), Stalls(Tensors(8, (256, 256)), 1), Resumes(Tensors(4, (512, 512), cut=0), 2))
-    files = [_files(count, (2048, 2048), ranks) for count in (60, 240) for ranks in (1, 2, 4)]
-    stalls = [Stalls(Tensors(60, (2048, 2048)), ranks) for ranks in (1, 2)]
+    files = [_files(count, (1024, 4096), ranks) for count in (60, 240) for ranks in (1, 2, 4)]
+    stalls = [Stalls(Tensors(60, (1024, 4096)), ranks) for ranks in (1, 2)]
     return (*files, _small(4000, 3), Slices(8192), *stalls, Resumes(Tensors(64, (4096, 2048), cut=0), 8))
 
 

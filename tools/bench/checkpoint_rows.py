@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -78,10 +79,10 @@ def lack(race: Race, folder: Path) -> str:
 
 
 def turns(repeats: int, contenders: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """(repeat, contender): each in its turn, another one first each time."""
+    """(repeat, contender): in another order each time, the same in each run: what one leaves behind (dirty disks, freed pages) must
+    not always fall on the same next one."""
     for repeat in range(repeats):
-        first = repeat % len(contenders)
-        for one in (*contenders[first:], *contenders[:first]):
+        for one in random.Random(repeat).sample(contenders, len(contenders)):
             yield repeat, one
 
 
