@@ -18,7 +18,7 @@ from slurmtrain.checkpoint.finite import nonfinite
 from slurmtrain.checkpoint.group import Failure, Group, SoloGroup, captured, on_rank_0, reason_of
 from slurmtrain.checkpoint.image import fill
 from slurmtrain.checkpoint.reports import Refusal, Report, report_of
-from slurmtrain.checkpoint.saver import Header, Outcome, Source, Terms
+from slurmtrain.checkpoint.saver import Header, Outcome, Register, Source, Terms
 from slurmtrain.checkpoint.writer_job import blame, not_finite
 from slurmtrain.checkpoint.writing import Check, Fetch, write_file
 from slurmtrain.clock import Clock, SystemClock
@@ -31,7 +31,8 @@ from slurmtrain.syscalls import SYSTEM, Syscalls
 class SyncSaver:
     """A `saver.Saver` whose `begin` returns when the checkpoint is durable.
 
-    `mates`: the ranks that share a file with this one (`saver.shares`). `owner_check`: instead of a look at the run's owner.json.
+    `mates`: the ranks that share a file with this one (`saver.shares`). `register`: pins the image for copies from a device, where there
+    is one. `owner_check`: instead of a look at the run's owner.json.
     """
 
     def __init__(
@@ -40,13 +41,14 @@ class SyncSaver:
         group: Group,
         mates: Group | None = None,
         *,
+        register: Register | None = None,
         calls: Syscalls = SYSTEM,
         clock: Clock | None = None,
         shell: Shell | None = None,
         owner_check: OwnerCheck | None = None,
     ) -> None:
         self._terms, self._group, self._mates = terms, group, mates or SoloGroup()
-        self._calls, self._clock = calls, clock or SystemClock()
+        self._register, self._calls, self._clock = register, calls, clock or SystemClock()
         self._committer = Committer(terms, calls=calls, clock=self._clock, shell=shell or SystemShell(), owner_check=owner_check)
         self._arranged: Arrangement | None = None
 
@@ -88,7 +90,7 @@ class SyncSaver:
         if not self._group.highest(int(not same)):
             return
         self.close()
-        self._arranged = arrange(source, self._group, self._mates, image=self._mates.size > 1)
+        self._arranged = arrange(source, self._group, self._mates, image=self._mates.size > 1, register=self._register)
 
     def _save(self, header: Header, source: Source) -> tuple[int, tuple[str, ...]]:
         """Raises OwnershipError and CheckpointError on all ranks alike."""

@@ -33,9 +33,9 @@ def make_saver(
     wish = job.checkpoint
     terms = Terms(run, retention_of(wish), site.storage, allow_nonfinite=wish.allow_nonfinite, timeout_s=float(wish.timeout_s))
     mates = _mates(world, wish.writers_per_node or site.storage.writers_per_node)
-    if wish.mode == "sync" and local is None:
-        return SyncSaver(terms, group, mates, clock=clock)
     register = pinned if world.device.type == "cuda" else None
+    if wish.mode == "sync" and local is None:
+        return SyncSaver(terms, group, mates, register=register, clock=clock)
     waits = wish.mode == "sync"
     return AsyncSaver(terms, group, mates, server=forkserver, register=register, clock=clock, local=local, waits=waits)
 
