@@ -12,7 +12,8 @@ from typing import Any
 
 SEND_WITHIN_S = 10.0
 """Whoever does not read for so long has stopped."""
-_HEAD = struct.Struct("<Q")
+_HEAD = struct.Struct("<QB")
+"""Bytes of the value, and how many descriptors come with it."""
 
 
 class Wire:
@@ -26,12 +27,12 @@ class Wire:
 
     def send(self, value: Any, fds: Sequence[int] = ()) -> None:
         data = pickle.dumps(value)
-        head = _HEAD.pack(len(data))
+        head = _HEAD.pack(len(data), len(fds))
         socket.send_fds(self._end, [head], list(fds))
         self._end.sendall(data)
 
     def receive(self, timeout_s: float | None = None) -> tuple[Any, list[int]] | None:
-        """The next value and the descriptors that came until then, which are the caller's now; None when the time was over first.
+        """The next value and the descriptors that came with it, which are the caller's now; None when the time was over first.
 
         None waits for ever, 0 not at all.
         """
@@ -46,18 +47,19 @@ class Wire:
             if not data:
                 raise EOFError
             self._held += data
-        fds, self._fds = self._fds, []
-        return whole[0], fds
+        value, count = whole
+        fds, self._fds = self._fds[:count], self._fds[count:]
+        return value, fds
 
-    def _whole(self) -> tuple[Any] | None:
+    def _whole(self) -> tuple[Any, int] | None:
         if len(self._held) < _HEAD.size:
             return None
-        (size,) = _HEAD.unpack_from(self._held)
+        size, count = _HEAD.unpack_from(self._held)
         if len(self._held) < _HEAD.size + size:
             return None
         value = pickle.loads(self._held[_HEAD.size : _HEAD.size + size])  # noqa: S301 of a process that we started
         del self._held[: _HEAD.size + size]
-        return (value,)
+        return value, count
 
     def close(self) -> None:
         for fd in self._fds:
