@@ -8,8 +8,11 @@ from slurmtrain.config.stored import read_plan
 from slurmtrain.resilience import supervisor
 from slurmtrain.resilience.supervisor import Summary
 from slurmtrain.slurm.types import JobInfo
+from slurmtrain.store.listing import steps_present
+from slurmtrain.store.origin import Origin, read_origin
 from slurmtrain.telemetry.history import read_acts
 from tests.cli.desk import Desk, one_line_of
+from tests.store.checkpoints import save
 
 
 @pytest.fixture
@@ -98,3 +101,15 @@ def test_resume_inside_the_same_allocation(desk, supervised):
     assert "--resume" in one_line_of(desk.type("run", desk.job_file))
     assert desk.type("run", desk.job_file, "--resume").exit_code == 75
     assert len(supervised) == 2
+
+
+def test_back_to_an_older_checkpoint_and_a_branch_of_it(desk, supervised):
+    in_allocation(desk, 2)
+    desk.type("run", desk.job_file)
+    for step in (10, 20):
+        save(desk.run(), step)
+    assert desk.type("run", "--resume", "10", desk.job_file).exit_code == 75
+    assert steps_present(desk.run().checkpoints) == [10]
+    assert read_acts(desk.run())[-1].detail == "resume from step 10"
+    assert desk.type("run", desk.job_file, "-J", "branch", "--from", "job@10").exit_code == 75
+    assert read_origin(desk.run("branch")) == Origin(desk.run().path, 10)
