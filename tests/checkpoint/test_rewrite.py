@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -183,3 +185,39 @@ def test_memory_is_bounded_however_large_the_tensors(tmp_path, monkeypatch):
     tracemalloc.stop()
     assert most < 20e6
     assert verify(tmp_path / "out") == []
+
+
+def test_it_needs_no_torch():
+    names = ("rewrite", "expected", "dcp_metadata", "dcp_names")
+    code = f"import sys\n{chr(10).join(f'import slurmtrain.checkpoint.{name}' for name in names)}\nsys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+
+
+def test_a_run_that_is_made_with_its_checkpoint_is_there_whole_or_not_at_all(tmp_path):
+    manifest = small(tmp_path / "source")
+
+    def run(name, calls):
+        def inner(out):
+            return reshard(tmp_path / "source", manifest, out, Sizing(files=2), calls=calls)
+
+        return making.make_run(tmp_path / name / "run", 3, b"{}", inner, calls=calls)
+
+    counting, whole = FakeSyscalls(tmp_path), 0
+    run("counted", counting)
+    for number in range(1, counting.count + 1):
+        with pytest.raises(Cut):
+            run(f"cut{number}", FakeSyscalls(tmp_path, cut_at=number, torn=True))
+        made = tmp_path / f"cut{number}" / "run"
+        if made.exists():
+            whole += 1
+            assert verify(made / "checkpoints" / "step-00000003") == []
+            assert (made / "job.json").read_bytes() == b"{}"
+            assert sorted(path.name for path in made.rglob("*")) == [
+                "checkpoints",
+                "job.json",
+                "manifest.json",
+                "rank-00000.h5",
+                "rank-00001.h5",
+                "step-00000003",
+            ]
+    assert whole == 1
