@@ -6,8 +6,8 @@
 
 Every rank's boxes are those of `parallel.parts` (weights and two moments of AdamW in fp32, fsdp over the data-parallel ranks, and its
 random generator); every writer's file is laid out by `checkpoint.skeleton`, byte for byte as in a run, but no data is written. The
-manifest is that of the whole checkpoint, with sums of the right length; the times of making and reading it are this machine's. What
-ranks read is what the reader would fetch, chunk by chunk, under this and other layouts.
+manifest is that of the whole checkpoint, with sums of the right length; times are those of one of this machine's processors. What ranks
+read is what the reader would fetch, chunk by chunk, under this and other layouts.
 
 Operations of the file system are counted where 2 and 4 ranks really save and load (checkpoint_counting.py); how many come once, with
 each writer and with each rank is solved from these counts, and scaled. --real: also saves and loads the very run asked for, a small
@@ -113,9 +113,9 @@ def files_of(model: ModelConfig, plan: Plan, writers_per_node: int) -> Files:
     made, seconds = [], []
     for ranks in shares(plan.gpus_per_node, writers_per_node, plan.nodes):
         specs = [spec for rank in ranks for spec in specs_of(model, plan, rank)]
-        start = time.perf_counter()
+        start = time.process_time()
         made.append(lay_out(file_name(ranks[0]), specs))
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     return Files(made, seconds)
 
 
@@ -132,8 +132,8 @@ def manifest_of(files: Files, plan: Plan) -> Manifest:
 
 
 def timed(deed: Callable[[], T]) -> tuple[T, float]:
-    start = time.perf_counter()
-    return deed(), time.perf_counter() - start
+    start = time.process_time()
+    return deed(), time.process_time() - start
 
 
 def index_times(manifest: Manifest, wanted: Sequence[str]) -> dict[str, float]:
