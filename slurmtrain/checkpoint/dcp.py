@@ -72,7 +72,7 @@ class _Item:
 def to_dcp(
     folder: Path, manifest: Manifest, out: Path, sizing: Sizing, *, calls: Syscalls = SYSTEM, advance: Advance = lambda _: None
 ) -> Written:
-    """Write the checkpoint (`manifest`: with every box's place) as the new folder `out`, for torch.distributed.checkpoint.load.
+    """Write the checkpoint as the new folder `out`, for torch.distributed.checkpoint.load.
 
     In memory are two items of at most `cuts.MOST_BOX_BYTES` each. Raises CorruptCheckpointError naming tensor and file where a byte
     differs from what was written, UserError where `out` is taken or cannot be made, CheckpointError where the disk refuses.
@@ -87,14 +87,15 @@ def to_dcp(
         boxes = runs_of_rows(whole(shape), carrier(dtype).itemsize, most)
         items += [_Item(".".join(paths[name]), shape, box, dtype, BoxSpec(name, shape, box, dtype)) for box in boxes]
     files = [[items[i] for i in numbers] for numbers in sizing.deal([item.nbytes for item in items])]
-    tree = {".".join(path): path for path in [*paths.values(), (HEADER,), *steps_of(manifest.tensors)]}
+    there = {item.name for item in items}
+    tree = {name: path for path in [*paths.values(), (HEADER,), *steps_of(manifest.tensors)] if (name := ".".join(path)) in there}
     with new_folder(out, calls=calls) as staging, PartReader(folder, manifest) as reader:
         contents = in_turn(reader, [item.spec for one in files for item in one if item.spec is not None])
         places: dict[MetadataIndex, _StorageInfo] = {}
         for number, some in enumerate(files):
             places |= _write_file(calls, staging / f"__0_{number}.distcp", some, contents, advance)
         metadata = Metadata(_index(items), planner_data=tree, storage_data=places, version=_VERSION)
-        write_new(calls, staging / METADATA_NAME, pickle.dumps(metadata))
+        write_new(calls, staging / METADATA_NAME, pickle.dumps(metadata, protocol=4))
     return Written(len(kinds), len(files), bytes_of(kinds))
 
 

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,12 +24,17 @@ from torch.distributed.checkpoint.state_dict import (
 
 from slurmtrain.checkpoint.cuts import Sizing
 from slurmtrain.checkpoint.dcp import to_dcp
+from slurmtrain.checkpoint.dcp_read import look, take
+from slurmtrain.checkpoint.expected import of_checkpoint
+from slurmtrain.checkpoint.rewrite import reshard
 from slurmtrain.errors import CheckpointError, CorruptCheckpointError, UserError
-from tests.checkpoint.foreign import every_kind
+from slurmtrain.store.verify import read_manifest
+from tests.checkpoint.foreign import contents, every_kind, same
 from tests.checkpoint.stored import cut_columns, flip, store
 from tests.fakes.syscalls import Cut, FakeSyscalls, Refusal
 from tests.models.peers import noisy, shape
 
+FORMAT_1 = Path(__file__).parent / "releases" / "format-1" / "step-00000040"
 STATE = {"v": 1, "position": 96, "optimizer_updates": 3, "seed": 1}
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -177,6 +183,21 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
         to_dcp(tmp_path / "source", manifest, tmp_path / "out", Sizing(files=1))
 
 
+def test_without_a_count_of_updates_there_is_none(tmp_path):
+    manifest = store(tmp_path / "source", 3, {"model/w": np.ones(3, np.float32), "optimizer/w/exp_avg": np.ones(3, np.float32)})
+    to_dcp(tmp_path / "source", manifest, tmp_path / "out", Sizing(files=1))
+    assert list(torch_reads(tmp_path / "out", tmp_path / "all.pt")["optimizer"]) == ["state.w.exp_avg"]
+
+
+def test_a_checkpoint_of_the_first_format(tmp_path):
+    manifest = read_manifest(FORMAT_1)
+    to_dcp(FORMAT_1, manifest, tmp_path / "out", Sizing(files=2))
+    take(look(tmp_path / "out", of_checkpoint(manifest, "it")), tmp_path / "back", Sizing(files=1), t=7.0)
+    reshard(FORMAT_1, manifest, tmp_path / "other", Sizing(files=1))
+    assert same(contents(tmp_path / "back"), contents(tmp_path / "other")) == []
+    assert read_manifest(tmp_path / "back").t == 7.0, "the first format tells no time"
+
+
 def test_a_name_that_would_not_lead_back_is_refused(tmp_path):
     manifest = store(tmp_path / "source", 3, {"epoch": np.arange(3)})
     with pytest.raises(CheckpointError, match="'epoch' has no name in PyTorch's format"):
@@ -198,6 +219,7 @@ print(most() - before)
 """
 
 
+@pytest.mark.long
 def test_the_model_is_never_in_memory(tmp_path):
     """160 MB in one file; boxes and batches are made small here."""
     tensors = {f"model/{i}": np.full((1000, 1000), i, np.float32) for i in range(40)}
