@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -132,16 +132,16 @@ def _tried(offer: _Offer, load: Callable[[Found], None], search: _Search, group:
         with lease(run, offer.step, f"a restart of {group.size} ranks") if group.rank == 0 else nullcontext():
             found = offer.found()
             load(found)
-            if group.rank == 0 and search.policy == "full":
-                _check_loose(found)
+            if group.rank == 0:
+                _check_loose(found, search.loose)
     except Exception as error:  # noqa: BLE001 peers must hear of any failure
         return error
     return None
 
 
-def _check_loose(found: Found) -> None:
-    """Compare the chunks that hold no tensor, only what HDF5 itself needs, for nobody else reads them."""
-    for name, chunks in loose_chunks(found.manifest).items():
+def _check_loose(found: Found, loose: Mapping[str, Sequence[int]]) -> None:
+    """Compare these chunks of its files, which hold no tensor, only what HDF5 itself needs: nobody else reads them."""
+    for name, chunks in loose.items():
         reader = FileReader(found.folder / name, found.manifest.files[name], found.manifest.chunk_bytes)
         try:
             for chunk in chunks:
@@ -159,6 +159,8 @@ class _Search:
     step: int | None
     passed: list[tuple[int, str, bool]] = field(default_factory=list)
     """Step, why, and whether it is damaged."""
+    loose: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Of the last offer: chunks that are still to be compared, by file."""
     _gone: list[int] = field(default_factory=list)
     _left: Iterator[_Offer] | None = None
     _last: int = -1
@@ -216,6 +218,7 @@ class _Search:
             manifest = Manifest.from_json(data, str(path))
             problems = cheap_problems(folder, manifest)
             damaged = bool(problems) and not _refused(folder, manifest)
+            self.loose = loose_chunks(manifest) if self.policy == "full" and not problems else {}
         except OSError as error:
             problems, damaged = [f"{path}: {error.strerror or error}"], error.errno in MISSING
         except CheckpointError as error:
