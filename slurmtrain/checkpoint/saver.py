@@ -103,10 +103,11 @@ class Saver(Protocol):
         What goes wrong here is told by the save that needs it.
         """
 
-    def begin(self, header: Header, source: Source, *, shared: bool = True) -> Outcome | None:
+    def begin(self, header: Header, source: Source, *, shared: bool = True, local: bool = True) -> Outcome | None:
         """Collective, all ranks at the same step. The state that is saved is that of the moment of the call.
 
-        `shared`: it goes to the run folder, even where the nodes' own disks would do (elsewhere it always does).
+        Where the nodes' own disks take part, `shared`: it goes to the run folder, too, though they would do; `local`: it goes to them at
+        all. Elsewhere it always goes to the run folder.
 
         Synchronous: how it ended, the same on all ranks but for `stall_s`. Asynchronous: None, once the state is copied; an outcome
         where nothing had to be written. While the last save is under way on any rank, all wait for it. Raises OwnershipError, on

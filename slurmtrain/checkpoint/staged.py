@@ -91,7 +91,7 @@ class AsyncSaver:
         if self._settle(source) == _CHANGED:
             captured(lambda: self._arrange(source))  # what goes wrong the first save says
 
-    def begin(self, header: Header, source: Source, *, shared: bool = True) -> Outcome | None:
+    def begin(self, header: Header, source: Source, *, shared: bool = True, local: bool = True) -> Outcome | None:
         start = self._clock.monotonic()
         if self._settle(source) == _CHANGED:
             try:
@@ -101,7 +101,7 @@ class AsyncSaver:
                 return Outcome(header.step, ok=False, stall_s=seconds, write_s=seconds, bytes=0, error=not_saved(header.step, error))
         self._seq += 1
         copied = self._copied(source)
-        trouble = self._begin_local(header, start)
+        trouble = self._begin_local(header, start, wanted=local)
         self._hand_over(header, copied, start, shared=shared or trouble)
         if self._waits:
             self._settle(None)
@@ -180,13 +180,13 @@ class AsyncSaver:
         failed = [(self._group.rank + i, one) for i, one in enumerate(everybody or []) if isinstance(one, Failure)]
         return Failure(f"rank {failed[0][0]}: {failed[0][1].message}", failed[0][1].kind) if failed else None
 
-    def _begin_local(self, header: Header, start: float) -> bool:
-        """Collective: begin on the nodes' own disks; whether the run folder must have this save, whoever asked for it."""
+    def _begin_local(self, header: Header, start: float, *, wanted: bool) -> bool:
+        """Collective: begin on the nodes' own disks, unless they have this step; whether the run folder must have it, whoever asked."""
         local = self._local
         if local is None:
             return True
         trouble = self._group.highest(2 if local.broken else int(local.failed or self._last_failed))
-        if not self._group.highest(int(not local.has(header.step))):
+        if not self._group.highest(int(wanted and not local.has(header.step))):
             return True
         local.begin(header, self._clock.monotonic() - start, renew=trouble == 2)
         return trouble > 0

@@ -58,7 +58,7 @@ class SyncSaver:
         except CheckpointError:
             return  # the first save says so
 
-    def begin(self, header: Header, source: Source, *, shared: bool = True) -> Outcome:  # noqa: ARG002 nowhere else
+    def begin(self, header: Header, source: Source, *, shared: bool = True, local: bool = True) -> Outcome:  # noqa: ARG002
         start = self._clock.monotonic()
         try:
             self._arrange(source)

@@ -7,7 +7,7 @@ A failed save costs nothing but itself: it is told, the run goes on with the che
 The last one, before an end, must succeed: it is tried twice.
 
 Where the nodes' own disks take the saves (`checkpoint.local`), every `flush_every`-th goes to the run folder as well; so does one that a
-person asks for, and the last, for those disks are gone with the job.
+person asks for. The last one goes there alone, for those disks may be gone with the job, and there is no time to lose.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Saves:
             if tries == LAST_TRIES:
                 raise CheckpointError(self._why or f"checkpoint of step {step} not saved")
             tries += 1
-            self._begin(shared=True)
+            self._begin(shared=True, local=tries > 1)
             self.settle()
         if self._here.first and (request := save_request(self._here.run)) is not None:
             answer_request(self._here.run, request)
@@ -134,14 +134,14 @@ class Saves:
         every = wish.every_steps * wish.flush_every
         return not wish.local or (every > 0 and step % every == 0) or self._unflushed + 1 >= wish.flush_every
 
-    def _begin(self, *, shared: bool) -> None:
+    def _begin(self, *, shared: bool, local: bool = True) -> None:
         here, step = self._here, self._state.step
         if here.first and here.flag.requested and shared:
             assert here.flag.request is not None
             here.flag.served = self._requests[step] = here.flag.request
         self._told.discard(step)
         with here.phase("checkpoint"):
-            outcome = self._saver.begin(self._state.header(), self._state.source(), shared=shared)
+            outcome = self._saver.begin(self._state.header(), self._state.source(), shared=shared, local=local)
         self._begun, self._under_way, self._since = (step, shared), True, here.clock.monotonic()
         self._unflushed = 0 if shared else self._unflushed + 1
         self._all_ended([] if outcome is None else [outcome])

@@ -245,3 +245,14 @@ def test_what_the_nodes_have_already_is_not_written_there_again(run, tmp_path):
     assert third == [(20, "local", True)]
     assert there(run, tmp_path) == ([10, 20], [10, 20], [10])
     assert wrong_tensors(newest_verified(run.checkpoints)) == []
+
+
+def test_the_last_one_goes_to_the_run_folder_alone(run, tmp_path):
+    def body(rank):
+        first = rank.save(10)
+        what = source(20, rank.group.rank, rank.group.size)
+        assert rank.saver.begin(header(20, 2), what, local=False) is None
+        return first, rank.heard(), rank.local.failed
+
+    assert ranks(run, tmp_path, body) == ([(10, "local", True)], [(20, "shared", True)], False)
+    assert there(run, tmp_path) == ([10], [10], [20])

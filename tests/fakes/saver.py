@@ -28,10 +28,10 @@ class FakeSaver:
     def prepare(self, source: Source) -> None:
         self.prepared += 1
 
-    def begin(self, header: Header, source: Source, *, shared: bool = True) -> Outcome | None:
+    def begin(self, header: Header, source: Source, *, shared: bool = True, local: bool = True) -> Outcome | None:
         self.end()
         self.saved.append(header.step)
-        if self._local:
+        if self._local and local:
             self._ended.append(replace(self._outcome(header.step), tier="local"))
             if not shared:
                 return None
