@@ -63,10 +63,10 @@ def fail_in_save(session, step):
     """A programmer's mistake, not the disk: the rank ends with it."""
     inner = session.saver.begin
 
-    def begin(header, source):
+    def begin(header, source, **where):
         if header.step == step:
             raise ValueError(f"writer died at step {step}")
-        return inner(header, source)
+        return inner(header, source, **where)
 
     session.saver.begin = begin
 
