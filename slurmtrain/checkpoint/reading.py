@@ -149,6 +149,8 @@ class FileReader:
             raise CorruptCheckpointError(f"{self.path}: not a regular file")
         if found.st_size != self.size:
             raise CorruptCheckpointError(f"{self.path}: {found.st_size} bytes, {self.size} were written")
+        if len(self._sums) != -(-self.size // self._chunk_bytes):
+            raise CorruptCheckpointError(f"{self.path}: {len(self._sums)} sums in the manifest for {self.size} bytes")
 
     def _direct(self, at: int, memories: Sequence[memoryview], digest: Any) -> None:
         """Read bytes from `at` on into these memories, one after another."""

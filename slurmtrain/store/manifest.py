@@ -22,16 +22,19 @@ it has objects in place of these lists, no `t`, and no `at`, which `checkpoint.l
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, overload
 
 import xxhash
 
 from slurmtrain.boxes import Box, intersect
-from slurmtrain.errors import CheckpointError, CorruptCheckpointError
+from slurmtrain.errors import CheckpointError, CorruptCheckpointError, one_line
+from slurmtrain.store import plain
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = 2
@@ -41,7 +44,8 @@ _KEYS_1 = {"v", "step", "attempt", "tokens", "layout", "chunk_bytes", "files", "
 _KEYS = {1: _KEYS_1, 2: _KEYS_1 | {"t"}}
 _SEAL = re.compile(rb',"xxh3_64":"([0-9a-f]{16})"\}\n')
 _SEAL_BYTES = len(b',"xxh3_64":"0123456789abcdef"}\n')
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+MOST_CHUNK_BYTES = 1 << 30
+"""A chunk is read into memory as a whole."""
 _WRONG = (LookupError, TypeError, ValueError, AssertionError, AttributeError)
 """What a value raises that is not of the form it should be."""
 
@@ -132,7 +136,7 @@ class Tensors(Mapping[str, TensorEntry]):
         raw = self.raw[name]
         try:
             dtype, shape = (raw["dtype"], raw["shape"]) if self.version == 1 else (raw[0], raw[1])
-            return _ints(shape), _text(dtype)
+            return plain.numbers(shape), plain.type_name(dtype)
         except _WRONG as error:
             raise self._corrupt(name, error) from error
 
@@ -160,8 +164,15 @@ class Tensors(Mapping[str, TensorEntry]):
         """
         try:
             have, sizes, ((number, _, _, at, panel, offset, extents),) = self.raw[name]
-            if have == dtype and sizes == extents and tuple(sizes) == shape and not panel and not any(offset):
-                return self._names[_int(number)], _int(at)
+            if (
+                have == dtype
+                and sizes == extents
+                and tuple(sizes) == shape
+                and not panel
+                and not any(offset)
+                and len(offset) == len(extents)
+            ):
+                return self._names[plain.number(number)], plain.number(at)
         except (KeyError, IndexError, TypeError, ValueError):  # `near` has words for it
             return None
         return None
@@ -187,7 +198,7 @@ class Tensors(Mapping[str, TensorEntry]):
             raise self._corrupt(name, error) from error
 
     def _corrupt(self, name: str, error: Exception) -> CorruptCheckpointError:
-        return CorruptCheckpointError(f"{self._where}: {name}: not an entry of the index: {type(error).__name__}: {error}")
+        return CorruptCheckpointError(f"{self._where}: {name}: not an entry of the index: {_words(error)}")
 
 
 @dataclass(frozen=True)
@@ -211,6 +222,7 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The bytes of `manifest.json`. Raises ValueError or TypeError where `state` or `layout` is not plain JSON."""
+        plain.names(self.tensors)
         number = {name: i for i, name in enumerate(self.files)}
         raw = {
             "v": MANIFEST_VERSION,
@@ -240,14 +252,29 @@ class Manifest:
         try:
             return _manifest_from_raw(raw, where)
         except _WRONG as error:
-            raise CorruptCheckpointError(f"{where}: not a manifest: {type(error).__name__}: {error}") from error
+            raise CorruptCheckpointError(f"{where}: not a manifest: {_words(error)}") from error
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep Python's collector from running within: it would walk through all objects of a trainer again and again while many are made
+    that all stay.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _unseal(data: bytes, where: str) -> dict[str, Any]:
     """The JSON object under its sum, of a version that this release reads."""
     seal = _SEAL.fullmatch(data[-_SEAL_BYTES:])
     try:
-        raw = json.loads(data, parse_constant=_no_number)
+        with uncollected():
+            raw = json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"{where}: {len(data)} bytes that are not JSON: {error}") from error
     version = raw.get("v") if isinstance(raw, dict) else None
@@ -259,6 +286,10 @@ def _unseal(data: bytes, where: str) -> dict[str, Any]:
         raise CorruptCheckpointError(f"{where}: its bytes are not those that were written (sum differs)")
     del raw["xxh3_64"]
     return dict(raw)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(str(error))}"
 
 
 def _no_number(text: str) -> NoReturn:
@@ -280,28 +311,29 @@ def _manifest_from_raw(raw: dict[str, Any], where: str) -> Manifest:
     for key in ("files", "tensors", "layout", "state"):
         if not isinstance(raw[key], dict):
             raise TypeError(f"{key} is not an object")
+    plain.names(raw["tensors"])
     read = _sums_1 if version == 1 else _sums_2
-    files = {_file_name(name): read(one) for name, one in raw["files"].items()}
+    files = {plain.file_name(name, MANIFEST_NAME): read(one) for name, one in raw["files"].items()}
     return Manifest(
-        step=_int(raw["step"]),
-        attempt=_int(raw["attempt"]),
-        tokens=_int(raw["tokens"]),
+        step=plain.number(raw["step"]),
+        attempt=plain.number(raw["attempt"]),
+        tokens=plain.number(raw["tokens"]),
         layout=raw["layout"],
         files=files,
         tensors=Tensors(raw["tensors"], files, version, where),
         state=raw["state"],
-        chunk_bytes=_int(raw["chunk_bytes"], least=1),
-        t=_seconds(raw.get("t", 0.0)),
+        chunk_bytes=plain.number(raw["chunk_bytes"], least=1, most=MOST_CHUNK_BYTES),
+        t=plain.seconds(raw.get("t", 0.0)),
     )
 
 
 def _sums_1(raw: dict[str, Any]) -> FileSum:
-    return FileSum(_int(raw["size"]), tuple(_text(s) for s in raw["xxh3_64"]))
+    return FileSum(plain.number(raw["size"]), tuple(plain.text(s) for s in raw["xxh3_64"]))
 
 
 def _sums_2(raw: list[Any]) -> FileSum:
     size, digits = raw
-    return FileSum(_int(size), Sums(_text(digits)))
+    return FileSum(plain.number(size), Sums(plain.text(digits)))
 
 
 def _entry_1(raw: dict[str, Any], files: Mapping[str, FileSum]) -> TensorEntry:
@@ -309,56 +341,29 @@ def _entry_1(raw: dict[str, Any], files: Mapping[str, FileSum]) -> TensorEntry:
     for one in boxes:
         if one.file not in files:
             raise ValueError(f"a box lies in {one.file}, which is not among the files")
-    return TensorEntry(_ints(raw["shape"]), _text(raw["dtype"]), boxes)
+    return TensorEntry(plain.numbers(raw["shape"]), plain.type_name(raw["dtype"]), boxes)
 
 
 def _box_1(raw: dict[str, Any]) -> StoredBox:
-    start = None if raw.get("start") is None else _int(raw["start"])
-    return StoredBox(Box(_ints(raw["offset"]), _ints(raw["shape"])), _file_name(raw["file"]), _text(raw["dataset"]), start)
+    start = None if raw.get("start") is None else plain.number(raw["start"])
+    return StoredBox(
+        Box(plain.numbers(raw["offset"]), plain.numbers(raw["shape"])),
+        plain.file_name(raw["file"], MANIFEST_NAME),
+        plain.name(raw["dataset"]),
+        start,
+    )
 
 
 def _entry_2(raw: list[Any], names: tuple[str, ...]) -> TensorEntry:
     dtype, shape, rows = raw
-    return TensorEntry(_ints(shape), _text(dtype), tuple(_box_2(row, names) for row in rows))
+    return TensorEntry(plain.numbers(shape), plain.type_name(dtype), tuple(_box_2(row, names) for row in rows))
 
 
 def _box_2(raw: list[Any], names: tuple[str, ...]) -> StoredBox:
     number, dataset, start, at, panel, offset, shape = raw
-    if _int(number) >= len(names):
+    if plain.number(number) >= len(names):
         raise ValueError(f"a box lies in file {number} of {len(names)}")
-    box = Box(_ints(offset), _ints(shape))
-    if _int(panel) and (len(box.shape) != 2 or box.shape[1] % panel):
+    box = Box(plain.numbers(offset), plain.numbers(shape))
+    if plain.number(panel) and (len(box.shape) != 2 or box.shape[1] % panel):
         raise ValueError(f"panels of {panel} columns in a box of shape {box.shape}")
-    return StoredBox(box, names[number], _text(dataset), None if start is None else _int(start), _int(at), panel)
-
-
-def _int(value: Any, least: int = 0) -> int:
-    if type(value) is not int or value < least:
-        raise ValueError(f"{value!r} is not a whole number from {least} on")
-    return value
-
-
-def _seconds(value: Any) -> float:
-    if type(value) not in {int, float} or not 0 <= value < float("inf"):
-        raise ValueError(f"{value!r} is not a time")
-    return float(value)
-
-
-def _ints(values: Any) -> tuple[int, ...]:
-    found = tuple(values)
-    for value in found:
-        if type(value) is not int or value < 0:
-            raise ValueError(f"{value!r} is not a whole number from 0 on")
-    return found
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
-
-
-def _file_name(value: Any) -> str:
-    if not _FILE_NAME.fullmatch(_text(value)) or value == MANIFEST_NAME:
-        raise ValueError(f"{value!r} is not the name of a file beside the manifest")
-    return str(value)
+    return StoredBox(box, names[number], plain.name(dataset), None if start is None else plain.number(start), plain.number(at), panel)

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Literal
 
 import xxhash
 
 from slurmtrain.boxes import tiling_fault
-from slurmtrain.errors import CheckpointError, CorruptCheckpointError
+from slurmtrain.errors import CheckpointError, CorruptCheckpointError, one_line
 from slurmtrain.rundir import checkpoint_step
 from slurmtrain.store.manifest import CHUNK_BYTES, MANIFEST_NAME, FileSum, Manifest, TensorEntry
 
@@ -34,6 +35,8 @@ WIDTHS: Mapping[str, int] = {
     **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
 }
 """Bytes of an element, by the name of its type."""
+MOST_DIMS, MOST_ELEMENTS = 32, 1 << 59
+"""Of an array of numpy's, an empty one too: there a dim of 0 counts as 1."""
 
 
 def sampled(count: int, policy: Policy) -> list[int]:
@@ -51,8 +54,9 @@ def sums_of(path: Path, chunk_bytes: int = CHUNK_BYTES) -> FileSum:
     """Size and xxh3_64 of each chunk of a file. Raises OSError."""
     sums: list[str] = []
     size = 0
-    buffer = memoryview(bytearray(chunk_bytes))
     with open(path, "rb", buffering=0) as file:
+        buffer = memoryview(bytearray(max(1, min(chunk_bytes, file.seek(0, 2)))))
+        file.seek(0)
         while count := _fill(file, buffer):
             sums.append(xxhash.xxh3_64_hexdigest(buffer[:count]))
             size += count
@@ -129,6 +133,9 @@ def _entry_problems(name: str, entry: TensorEntry, runs: Mapping[str, list[tuple
     width = WIDTHS.get(entry.dtype)
     if width is None:
         yield f"{name}: elements of unknown type {entry.dtype!r}"
+        return
+    if len(entry.shape) > MOST_DIMS or prod(extent or 1 for extent in entry.shape) > MOST_ELEMENTS:
+        yield f"{name}: no array has the shape {one_line(str(entry.shape), 100)}"
         return
     if any(len(one.box.shape) != len(entry.shape) for one in entry.boxes):
         yield f"{name}: a box has another number of dims than the tensor of shape {entry.shape}"

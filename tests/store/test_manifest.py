@@ -152,6 +152,8 @@ def test_a_newer_version_says_so_and_is_not_called_corrupt():
         ({"step": True}, "True"),
         ({"step": 1.5}, "1.5"),
         ({"chunk_bytes": 0}, "0"),
+        ({"chunk_bytes": (1 << 30) + 1}, "1073741825"),
+        ({"step": 1 << 63}, "9223372036854775808"),
         ({"layout": 3}, "layout"),
         ({"layout": []}, "layout"),
         ({"state": []}, "state"),
@@ -172,7 +174,7 @@ def test_what_the_format_does_not_allow_is_refused(changes, words, form):
         Manifest.from_json(sealed(form(**changes)))
 
 
-@pytest.mark.parametrize("name", ["../rank.h5", "a/b.h5", "", ".hidden", "manifest.json", "x\n"])
+@pytest.mark.parametrize("name", ["../rank.h5", "a/b.h5", "", ".hidden", "manifest.json", "x\n", "x" * 201])
 def test_names_of_files_stay_inside_the_folder(name):
     with pytest.raises(CorruptCheckpointError, match="not the name of a file"):
         Manifest.from_json(sealed(raw(files={name: [1, "0" * 16]}, tensors={})))
@@ -180,7 +182,7 @@ def test_names_of_files_stay_inside_the_folder(name):
         Manifest.from_json(sealed(raw_1(files={name: {"size": 1, "xxh3_64": ["0"]}}, tensors={})))
 
 
-@pytest.mark.parametrize("v, times", [(2, [None, "now", -1, True, 1e999])])
+@pytest.mark.parametrize("v, times", [(2, [None, "now", -1, True, 1e999, 1e12])])
 def test_a_time_is_a_number_of_seconds(v, times):
     for t in times:
         with pytest.raises(CorruptCheckpointError):
@@ -203,6 +205,9 @@ def with_box(**at) -> dict:
         (with_box(i3=None), "None"),
         (with_box(i3=-1), "-1"),
         (with_box(i3=0.5), "0.5"),
+        (with_box(i3=1 << 63), "9223372036854775808"),
+        (with_box(i6=[1 << 63, 2]), "9223372036854775808"),
+        (with_box(i1="a\nb"), "not a name"),
         (with_box(i4=3), "panels of 3 columns"),
         (with_box(i4=-1), "-1"),
         (with_box(i5=[0]), "AssertionError"),
@@ -216,6 +221,7 @@ def with_box(**at) -> dict:
         (raw(tensors={"model/w": ["float32", [-4, 2], [BOX]]}), "-4"),
         (raw(tensors={"model/w": ["float32", 4, [BOX]]}), "TypeError"),
         (raw(tensors={"model/w": [7, [4, 2], [BOX]]}), "text"),
+        (raw(tensors={"model/w": ["float32\n", [4, 2], [BOX]]}), "not the name of a type"),
         (raw(tensors={"model/w": None}), "TypeError"),
         (raw(tensors={"model/w": {"dtype": "float32"}}), "ValueError"),
         (raw_1(tensors={"model/w": {"shape": [1], "dtype": 3, "boxes": []}}), "text"),
@@ -229,6 +235,16 @@ def test_a_wrong_entry_is_told_by_name_when_it_is_looked_at(wrong, words):
     assert list(manifest.tensors) == ["model/w"]
     with pytest.raises(CorruptCheckpointError, match=rf"x/manifest\.json: model/w: not an entry of the index: .*{words}"):
         manifest.tensors["model/w"]
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "a\0b", "\udc80", "x" * 1001, "\x1b[2J"])
+def test_names_of_tensors_can_be_printed_in_a_line(name):
+    with pytest.raises(CorruptCheckpointError, match="not a name") as caught:
+        Manifest.from_json(sealed(raw(tensors={name: ["float32", [4, 2], [BOX]]})))
+    assert len(str(caught.value)) < 500
+    assert str(caught.value).isprintable()
+    with pytest.raises(ValueError, match="not a name"):
+        replace(MANIFEST, tensors={name: MANIFEST.tensors["model/w"]}).to_json()
 
 
 def test_a_name_that_is_not_in_the_index_is_a_key_error():

@@ -189,6 +189,13 @@ def test_empty_tensors_have_no_bytes(folder):
     assert verify(folder) == []
 
 
+@pytest.mark.parametrize("shape", [(1 << 60, 0), (1 << 40, 1 << 40, 0), (0,) * 33])
+def test_a_shape_that_no_array_has_is_a_problem(folder, shape):
+    entry = read_manifest(folder).tensors["model/w"]
+    rewrite(folder, tensors={"model/w": entry, "model/none": TensorEntry(shape, "float32", ())})
+    assert verify(folder) == [f"model/none: no array has the shape {shape}"]
+
+
 def test_a_wrong_entry_of_the_index_is_a_problem_beside_the_others(folder):
     raw = json.loads((folder / "manifest.json").read_bytes())
     raw["tensors"] |= {"model/a": ["float32", [-2], []], "model/b": 5, "model/c": ["float32", [2], []]}
