@@ -6,8 +6,8 @@ stdout: `pid N`, `from S`, `begin S`, `done S`, `ended CODE`.
 
     {"run", "attempt", "steps", "die_at"}               while training stands still; `die_at` n: it kills itself at its n-th file
                                                         operation (open, mkdir, rename, remove, rmdir) below the run folder
-    {"run", "attempt", "steps", "writer_dies_at": [..]} beside the training; `writer N` for each new one, `failed S`; each
-                                                        rank's writer kills itself at that system call, 0: never
+    {"run", "attempt", "steps", "writer_dies_at": [..]} beside the training; `server N`, whose children writers are, `writer N`, `failed S`
+                                                        besides; each rank's writer kills itself at that system call, 0: never
 """
 
 from __future__ import annotations
@@ -123,6 +123,8 @@ def main() -> None:
             say(f"pid {os.getpid()}")  # by the child itself, so that it comes before anything else it says
             if order.get("die_at") is not None:
                 die_at(order["die_at"], order["run"])
+            for server in servers:
+                say(f"server {server._process.pid}")
             run = RunDir(Path(order["run"]))
             if deaths is None:
                 train(run, order["attempt"], order["steps"])

@@ -13,6 +13,7 @@ import signal
 import time
 from contextlib import suppress
 
+import psutil
 import pytest
 
 from slurmtrain.rundir import RunDir, staging_attempt
@@ -30,7 +31,7 @@ class Trial:
 
     def __init__(self, program, run, attempt, chance):
         self.program, self.chance = program, chance
-        self.back, self.done, self.failed, self.writers = -1, [], [], []
+        self.back, self.done, self.failed, self.writers, self.servers = -1, [], [], [], []
         self.kind = ("ranks", "writer", "call")[attempt % 3]
         deaths = [0, 0]
         if self.kind == "call":
@@ -50,6 +51,8 @@ class Trial:
                 self.back = number
             elif word == "writer":
                 self.writers.append(number)
+            elif word == "server":
+                self.servers.append(number)
             elif word in {"done", "failed"}:
                 (self.done if word == "done" else self.failed).append(number)
             elif word == "ended":
@@ -58,7 +61,7 @@ class Trial:
                 begun += 1
                 self.at_begin(begun, kill_in)
         os.close(self.child)
-        until(lambda: all(map(gone, self.writers)))
+        until(lambda: all(gone(child.pid) for server in self.servers for child in psutil.Process(server).children()))
         assert code == -signal.SIGKILL
 
     def at_begin(self, begun, kill_in):
