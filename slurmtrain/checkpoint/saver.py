@@ -9,9 +9,9 @@ it back after either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -20,9 +20,7 @@ from slurmtrain.checkpoint.layout import BoxSpec
 from slurmtrain.config.site import SiteStorage
 from slurmtrain.errors import CheckpointError
 from slurmtrain.rundir import RunDir
-
-if TYPE_CHECKING:
-    from slurmtrain.store.retention import RetentionPolicy
+from slurmtrain.store.retention import RetentionPolicy
 
 Kinds = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and element type of whole tensors, by name."""
@@ -159,7 +157,7 @@ class ArraySource:
         return
 
 
-def kinds_of(named: Any) -> dict[str, tuple[tuple[int, ...], str]]:
+def kinds_of(named: Iterable[tuple[str, tuple[int, ...], str]]) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and type by name, of (name, shape, type). Raises CheckpointError where one name has two."""
     kinds: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, shape, dtype in named:
