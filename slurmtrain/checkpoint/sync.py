@@ -1,7 +1,7 @@
 """Saving while training stands still: every rank streams its own file, or ranks of a node fill an image that one of them writes.
 
 Device memory is copied a tensor at a time; no rank holds more of its state a second time than the largest tensor and some chunks, but
-for the image where several ranks share a file, which is as large as what they own.
+for the image where several ranks share a file, which is as large as what they own. Between saves three chunks are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slurmtrain.checkpoint.image import fill
 from slurmtrain.checkpoint.reports import Refusal, Report, report_of
 from slurmtrain.checkpoint.saver import Header, Outcome, Register, Source, Terms
 from slurmtrain.checkpoint.writer_job import blame, not_finite
-from slurmtrain.checkpoint.writing import Check, Fetch, write_file
+from slurmtrain.checkpoint.writing import Buffers, Check, Fetch, write_file
 from slurmtrain.clock import Clock, SystemClock
 from slurmtrain.errors import CheckpointError, OwnershipError
 from slurmtrain.shell import Shell, SystemShell
@@ -51,6 +51,7 @@ class SyncSaver:
         self._register, self._calls, self._clock = register, calls, clock or SystemClock()
         self._committer = Committer(terms, calls=calls, clock=self._clock, shell=shell or SystemShell(), owner_check=owner_check)
         self._arranged: Arrangement | None = None
+        self._buffers = Buffers()
 
     def prepare(self, source: Source) -> None:
         try:
@@ -138,7 +139,7 @@ class SyncSaver:
         assert layout is not None
         path = staging / layout.file
         try:
-            sums = write_file(self._calls, path, layout, fetch, check=check)
+            sums = write_file(self._calls, path, layout, fetch, check=check, buffers=self._buffers)
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror or reason_of(error)}") from error
         return report_of(self._group.rank, layout, arranged.kinds, sums)

@@ -7,7 +7,7 @@ told to begin with each chunk at once, so that the disk works from the start and
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from mmap import mmap
@@ -39,13 +39,14 @@ def write_file(
     *,
     look: Callable[[], None] = lambda: None,
     check: Check | None = None,
+    buffers: Buffers | None = None,
 ) -> FileSum:
     """Make a file of this layout; durable when it returns. `fetch` is called once for each box, in the order of the file.
 
     `look`: called before each chunk; `check`: sees every element on its way, some of them at a time, so that they are read once. Raises
-    OSError, and what these three raise; the file is then there in part, for the caller to remove.
+    OSError, and what these three raise; the file is then there in part, for the caller to remove. `buffers`: of whoever writes often.
     """
-    sink = _Sink(calls, path, look)
+    sink = _Sink(calls, path, look, buffers or Buffers())
     try:
         for at, what in _order(layout):
             sink.zeros(at - sink.position)
@@ -83,14 +84,32 @@ def _put_box(sink: _Sink, array: np.ndarray, panel: int, see: See | None) -> Non
         flat = flat[len(piece) :]
 
 
+class Buffers:
+    """Memory for chunks, kept from one file to the next: to get it anew from the system takes as long as to copy to it."""
+
+    def __init__(self) -> None:
+        self._idle: list[np.ndarray] = []
+
+    def take(self) -> np.ndarray:
+        """CHUNK_BYTES of it."""
+        while self._idle:
+            if len(one := self._idle.pop()) == CHUNK_BYTES:
+                return one
+        return np.frombuffer(mmap(-1, CHUNK_BYTES), np.uint8)
+
+    def give_back(self, buffers: Sequence[np.ndarray]) -> None:
+        """Nobody writes to or reads from these any more."""
+        self._idle += buffers[: BUFFERS - len(self._idle)]
+
+
 class _Sink:
     """Takes the bytes of a file in order; gives full chunks to a thread that sums and writes them."""
 
-    def __init__(self, calls: Syscalls, path: Path, look: Callable[[], None]) -> None:
+    def __init__(self, calls: Syscalls, path: Path, look: Callable[[], None], buffers: Buffers) -> None:
         self._calls, self._look, self._fd = calls, look, calls.create(path)
+        self._buffers, self._taken = buffers, list[np.ndarray]()
         self._pool = ThreadPoolExecutor(1)
         self._free: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
-        self._made = 0
         self._sums: list[Future[str]] = []
         self._buffer: np.ndarray | None = None
         self._held = 0
@@ -153,6 +172,7 @@ class _Sink:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._buffers.give_back(self._taken)
         self._calls.close(self._fd)
 
     def _room(self, count: int) -> np.ndarray:
@@ -170,9 +190,9 @@ class _Sink:
             self._send(self._buffer, self._buffer)
 
     def _fresh(self) -> np.ndarray:
-        if self._made < BUFFERS:
-            self._made += 1
-            return np.frombuffer(mmap(-1, CHUNK_BYTES), np.uint8)
+        if len(self._taken) < BUFFERS:
+            self._taken.append(self._buffers.take())
+            return self._taken[-1]
         while True:
             try:
                 return self._free.get(timeout=1.0)
