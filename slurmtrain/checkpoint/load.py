@@ -23,7 +23,7 @@ from slurmtrain.checkpoint.dtypes import carrier
 from slurmtrain.checkpoint.located import located
 from slurmtrain.checkpoint.reading import BLOCK_BYTES, FileReader, Strip, deliver, strips_of
 from slurmtrain.errors import CheckpointError, CorruptCheckpointError
-from slurmtrain.store.manifest import MANIFEST_NAME, Manifest, StoredBox, Tensors
+from slurmtrain.store.manifest import MANIFEST_NAME, Manifest, StoredBox, Tensors, uncollected
 from slurmtrain.store.verify import Policy
 
 OPEN_FILES = 64
@@ -91,9 +91,10 @@ class PartReader:
     def _tasks(self, wishes: Iterable[Wish]) -> list[_Task]:
         """What is to be read for the wishes, in the order of the files and their chunks."""
         found: dict[str, list[Strip]] = {name: [] for name in self.manifest.files}
-        for wish in self._without_simple(wishes, found):
-            for file, strip in self._strips(*wish):
-                found[file].append(strip)
+        with uncollected():
+            for wish in self._without_simple(wishes, found):
+                for file, strip in self._strips(*wish):
+                    found[file].append(strip)
         return [_Task(file, chunk, strips) for file, all_ in found.items() for chunk, strips in _by_chunk(all_, self.manifest.chunk_bytes)]
 
     def _without_simple(self, wishes: Iterable[Wish], found: dict[str, list[Strip]]) -> Iterator[Wish]:

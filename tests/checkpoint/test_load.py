@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import tempfile
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -322,8 +323,10 @@ def test_small_tensors_one_by_one_do_not_read_a_chunk_each(tmp_path, monkeypatch
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("direct", [16, 1 << 20])
 @pytest.mark.parametrize("most", [1, 7, 1000])
-def test_a_system_that_gives_less_than_it_is_asked_for_is_asked_again(tmp_path, monkeypatch, most):
+def test_a_system_that_gives_less_than_it_is_asked_for_is_asked_again(tmp_path, monkeypatch, most, direct):
+    monkeypatch.setattr(reading, "DIRECT_BYTES", direct)
     folder, manifest, array = chunked(tmp_path)
     real = reading.os.preadv
     monkeypatch.setattr(reading.os, "preadv", lambda fd, targets, at: real(fd, [targets[0][:most]], at))
@@ -410,3 +413,23 @@ def test_chunks_without_tensors_are_known(tmp_path, monkeypatch):
     count = len(manifest.files["rank-00000.h5"].xxh3_64)
     assert loose_chunks(manifest) == {"rank-00000.h5": [i for i in range(count) if i not in held]}
     assert 10 < len(held) < count - 10
+
+
+@pytest.mark.parametrize("policy", ["full", "sizes"])
+@pytest.mark.parametrize("box", [whole((2048, 4096)), Box((0, 512), (2048, 512)), Box((256, 0), (256, 4096)), Box((3, 5), (2000, 4000))])
+def test_no_more_is_in_memory_than_targets_and_a_block_for_each_thread(tmp_path, monkeypatch, policy, box):
+    """Of a matrix in panels, whole and cut, into targets with strides: nothing is kept but what is wanted."""
+    monkeypatch.setattr(skeleton, "PANEL_BYTES", 1 << 20)
+    array = np.arange(2048 * 4096, dtype=np.int32).reshape(2048, 4096)
+    manifest = store(tmp_path / "c", 1, {"w": array})
+    target = np.zeros((*box.shape, 2), np.int32)[..., 0]
+    target[...] = 1
+    tracemalloc.start()
+    try:
+        with PartReader(tmp_path / "c", manifest, policy) as reader:
+            reader.fill_all([Wish(part_of("w", array.shape, box), "int32", target)])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(target, cut(array, box))
+    assert peak < load.THREADS * reading.BLOCK_BYTES + (1 << 20)
