@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurmtrain.config.training import TargetConfig
+from slurmtrain.errors import CheckpointError, one_line
+from slurmtrain.store.plain import number, seconds
 from slurmtrain.train.target import TargetState
 
 
@@ -36,13 +38,21 @@ class Marks:
         return {"gpu_seconds": self.gpu_s, "evaluated": self.evaluated, **target, "metrics": dict(self.metrics)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's values; one of the first release has none. Of another goal nothing was reached yet."""
-        evaluated = state.get("evaluated")
-        self.gpu_s = float(state.get("gpu_seconds", 0.0))
-        self.evaluated = None if evaluated is None else int(evaluated)
-        same = state.get("target_of", self._goal()) == self._goal()
-        self.target = TargetState.from_json((state.get("target") or {}) if same else {})
-        self.metrics = {str(name): float(value) for name, value in (state.get("metrics") or {}).items()}
+        """Go on from a checkpoint's values; one of the first release has none. Of another goal nothing was reached yet.
+
+        Raises CheckpointError for values of another form.
+        """
+        try:
+            evaluated = state.get("evaluated")
+            self.gpu_s = seconds(state.get("gpu_seconds", 0.0))
+            self.evaluated = None if evaluated is None else number(evaluated)
+            same = state.get("target_of", self._goal()) == self._goal()
+            self.target = TargetState.from_json(state.get("target", {}) if same else {})
+            self.metrics.clear()
+            for name, value in state.get("metrics", {}).items():
+                self.measured(str(name), float(value))
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise CheckpointError(f"what the checkpoint tells of its run is of another form: {one_line(str(error))}") from error
 
     def _goal(self) -> list[Any] | None:
         """What must be reached; whether the run ends there is no part of it."""

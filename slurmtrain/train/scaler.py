@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slurmtrain.config.training import LARGEST_SCALE, LossScale
+from slurmtrain.errors import CheckpointError, one_line
 
 
 class LossScaler:
@@ -43,6 +44,13 @@ class LossScaler:
         return {"loss_scale": self.scale, "loss_scale_clean": self.clean}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's values; one that has none (another dtype wrote it) changes nothing."""
-        if "loss_scale" in state:
-            self.scale, self.clean = float(state["loss_scale"]), int(state["loss_scale_clean"])
+        """Go on from a checkpoint's values; one that has none (another dtype wrote it) changes nothing.
+
+        Raises CheckpointError for values that no scaler has.
+        """
+        if "loss_scale" not in state:
+            return
+        scale, clean = state["loss_scale"], state.get("loss_scale_clean")
+        if type(scale) not in {int, float} or not 0 < scale <= LARGEST_SCALE or type(clean) is not int or clean < 0:
+            raise CheckpointError(f"the checkpoint tells a loss scale that none is: {one_line(f'{scale!r}, {clean!r}')}")
+        self.scale, self.clean = float(scale), clean

@@ -30,6 +30,7 @@ from slurmtrain.data.counting import Source, check_source
 from slurmtrain.errors import CheckpointError, ConfigError
 from slurmtrain.parallel.parameters import LocalParameter
 from slurmtrain.runtime.seeds import rng_state
+from slurmtrain.store import plain
 from slurmtrain.store.manifest import Manifest
 from slurmtrain.train.ema import Average
 from slurmtrain.train.matrix import state_part
@@ -166,9 +167,13 @@ def from_manifest(manifest: Manifest, source: Source) -> tuple[Progress, int]:
     """
     state = manifest.state
     try:
-        progress = Progress(manifest.step, manifest.tokens, int(state["position"]), float(state.get("seconds", 0.0)))
-        updates = int(state["optimizer_updates"])
-        before = {"seed": int(state["seed"]), "sequence_length": int(state["sequence_length"]), "data": str(state["data"])}
+        progress = Progress(manifest.step, manifest.tokens, plain.number(state["position"]), plain.seconds(state.get("seconds", 0.0)))
+        updates = plain.number(state["optimizer_updates"])
+        before = {
+            "seed": plain.number(state["seed"]),
+            "sequence_length": plain.number(state["sequence_length"]),
+            "data": plain.text(state["data"]),
+        }
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint of step {manifest.step} lacks the trainer's state: {error!r}") from error
     check_source(before, source, manifest.step)

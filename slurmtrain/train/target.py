@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slurmtrain.config.training import TargetConfig
+from slurmtrain.store.plain import number
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class TargetState:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> TargetState:
-        return cls(int(raw.get("held", 0)), bool(raw.get("reached", False)))
+        return cls(number(raw.get("held", 0)), bool(raw.get("reached", False)))
 
 
 def seen(state: TargetState, goal: TargetConfig, value: float) -> tuple[TargetState, bool]:
