@@ -9,6 +9,7 @@ it back after either.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -28,9 +29,10 @@ Kinds = Mapping[str, tuple[tuple[int, ...], str]]
 
 @dataclass(frozen=True)
 class Header:
-    """What a checkpoint says of itself besides its tensors: equal on all ranks. `layout` and `state`: plain JSON values.
+    """What a checkpoint says of itself besides its tensors: equal on all ranks. `layout` and `state`: values of JSON.
 
-    `t`: unix seconds, rank 0's. `state["metrics"]`: {name: number}, by which the best checkpoints are kept.
+    `t`: unix seconds, rank 0's. `state["metrics"]`: {name: number}, by which the best checkpoints are kept. What is of a class of its own,
+    such as `torch.__version__`, is held as JSON has it: a writer would load torch to read it. Raises TypeError for what JSON has not.
     """
 
     step: int
@@ -39,6 +41,10 @@ class Header:
     t: float
     layout: Mapping[str, Any]
     state: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        for name in ("layout", "state"):
+            object.__setattr__(self, name, json.loads(json.dumps(getattr(self, name))))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def versions() -> dict[str, str]:
     """Of what decides about numbers."""
     return {
         "slurmtrain": __version__,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "numpy": np.__version__,
         "python": platform.python_version(),
     }

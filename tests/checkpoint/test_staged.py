@@ -7,10 +7,11 @@ import threading
 
 import numpy as np
 import pytest
+from torch.torch_version import TorchVersion
 
 from slurmtrain.boxes import Box
 from slurmtrain.checkpoint.group import SoloGroup
-from slurmtrain.checkpoint.saver import ArraySource, Piece
+from slurmtrain.checkpoint.saver import ArraySource, Header, Piece
 from slurmtrain.checkpoint.staged import AsyncSaver
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.listing import newest_verified, steps_present
@@ -127,9 +128,15 @@ def test_twenty_saves_use_the_same_memory_and_the_same_writer(tmp_path):
     assert wrong_tensors(newest_verified(run.checkpoints)) == []
 
 
-def test_the_writer_loads_neither_torch_nor_mpi_nor_hdf5(tmp_path):
+@pytest.mark.parametrize("version", ["2.0", TorchVersion("2.0")], ids=lambda one: type(one).__name__)
+def test_the_writer_loads_neither_torch_nor_mpi_nor_hdf5(tmp_path, version):
     run, note = RunDir(tmp_path), tmp_path / "modules"
-    savers(run, 1, saved, door=noting_door(note))
+
+    def body(saver, group):
+        saver.begin(Header(10, 1, 80, 100.0, {}, {"versions": {"torch": version}}), source(10, 0, 1))
+        return saver.wait()[0].ok
+
+    assert savers(run, 1, body, door=noting_door(note)) == [True]
     loaded = set(json.loads(note.read_text()))
     assert {"numpy", "xxhash"} <= loaded
     assert not {name.partition(".")[0] for name in loaded} & {"torch", "mpi4py", "h5py"}
