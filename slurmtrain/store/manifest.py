@@ -43,6 +43,7 @@ SUM_DIGITS = 16
 _KEYS_1 = {"v", "step", "attempt", "tokens", "layout", "chunk_bytes", "files", "tensors", "state"}
 _KEYS = {1: _KEYS_1, 2: _KEYS_1 | {"t"}}
 _SEAL = re.compile(rb',"xxh3_64":"([0-9a-f]{16})"\}\n')
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed")
 _SEAL_BYTES = len(b',"xxh3_64":"0123456789abcdef"}\n')
 MOST_CHUNK_BYTES = 1 << 30
 """A chunk is read into memory as a whole."""
@@ -275,6 +276,8 @@ def _unseal(data: bytes, where: str) -> dict[str, Any]:
     try:
         with uncollected():
             raw = json.loads(data, parse_constant=_no_number)
+        if _SURROGATE.search(data):
+            json.dumps(raw, ensure_ascii=False).encode()  # halves of pairs cannot be printed
     except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"{where}: {len(data)} bytes that are not JSON: {error}") from error
     version = raw.get("v") if isinstance(raw, dict) else None

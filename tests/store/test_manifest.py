@@ -239,12 +239,23 @@ def test_a_wrong_entry_is_told_by_name_when_it_is_looked_at(wrong, words):
 
 @pytest.mark.parametrize("name", ["", "a\nb", "a\0b", "\udc80", "x" * 1001, "\x1b[2J"])
 def test_names_of_tensors_can_be_printed_in_a_line(name):
-    with pytest.raises(CorruptCheckpointError, match="not a name") as caught:
+    with pytest.raises(CorruptCheckpointError, match="not a name|not JSON") as caught:
         Manifest.from_json(sealed(raw(tensors={name: ["float32", [4, 2], [BOX]]})))
     assert len(str(caught.value)) < 500
     assert str(caught.value).isprintable()
     with pytest.raises(ValueError, match="not a name"):
         replace(MANIFEST, tensors={name: MANIFEST.tensors["model/w"]}).to_json()
+
+
+def test_text_is_unicode():
+    for text in ("\U0001f600 \ud7a3", "\u00ed"):
+        assert Manifest.from_json(replace(MANIFEST, state={text: [text]}).to_json()).state == {text: [text]}
+    for state in ({"\ud83d": 1}, {"a": ["b\udc80"]}):
+        with pytest.raises(CorruptCheckpointError, match="not JSON"):
+            Manifest.from_json(replace(MANIFEST, state=state).to_json())
+    line = replace(MANIFEST, state={"a": "\udc80"}).to_json().replace(b"\\udc80", b"\xed\xb2\x80")
+    with pytest.raises(CorruptCheckpointError, match="not JSON"):
+        Manifest.from_json(line)
 
 
 def test_a_name_that_is_not_in_the_index_is_a_key_error():
