@@ -239,7 +239,7 @@ def test_a_wrong_entry_is_told_by_name_when_it_is_looked_at(wrong, words):
 
 @pytest.mark.parametrize("name", ["", "a\nb", "a\0b", "\udc80", "x" * 1001, "\x1b[2J"])
 def test_names_of_tensors_can_be_printed_in_a_line(name):
-    with pytest.raises(CorruptCheckpointError, match="not a name|not JSON") as caught:
+    with pytest.raises(CorruptCheckpointError, match=r"not a name|not JSON") as caught:
         Manifest.from_json(sealed(raw(tensors={name: ["float32", [4, 2], [BOX]]})))
     assert len(str(caught.value)) < 500
     assert str(caught.value).isprintable()
