@@ -18,7 +18,8 @@ resume     8 ranks, each wanting columns of what 8 ranks wrote as rows: (own sha
            that grew most (VmHWM, set back before the tensors are made, less VmRSS then).
 
 Ranks are processes of this machine, one thread each for arithmetic. Files go into a folder of its own under --folder (default: that of
-temporary files) and are removed at the end, or on Ctrl-C. What does not fit into disk or memory is left out, and said so.
+temporary files) and are removed at the end, or on Ctrl-C. What does not fit into disk or memory is left out, and said so. All rows take
+about half an hour, up to 5 GB of that disk and 13 GB of memory; others who use the machine or the disk meanwhile are in the figures.
 """
 
 from __future__ import annotations
@@ -67,10 +68,13 @@ def main() -> None:
         if not args.json:
             print("  ".join(f"{key} {value}" for key, value in about.items()))
             print(HEAD, flush=True)
+        before = os.getloadavg()[0]
         for row in measured(bench, quick=args.quick):
             rows.append(row)
             if not args.json:
                 print(line_of(row), flush=True)
+        if before > about["cores"] / 2:
+            bench.notes.append(f"others were using the machine: its load was {before:.1f} before, of {about['cores']} cores")
         if args.json:
             print(json.dumps({"rows": [row.as_json() for row in rows], "machine": about, "notes": bench.notes}))
         else:
