@@ -73,6 +73,7 @@ class Faster(SystemDisk):
     """Somebody else publishes `theirs` at the moment in which this disk is asked to."""
 
     def __init__(self, *theirs: int, times: int = 1) -> None:
+        super().__init__()
         self.theirs, self.times = theirs, times
 
     def publish_dir(self, staging: Path, final: Path) -> None:

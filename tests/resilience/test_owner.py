@@ -137,6 +137,7 @@ class RacingDisk(SystemDisk):
     """SystemDisk names its temporary files by process; these racers are threads of one."""
 
     def __init__(self, name: int) -> None:
+        super().__init__()
         self._name = name
 
     def create_exclusive(self, path, data):

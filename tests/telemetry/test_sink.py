@@ -21,6 +21,7 @@ class HungDisk(SystemDisk):
     """A shared folder that does not answer until it is let go."""
 
     def __init__(self):
+        super().__init__()
         self.go, self.reached = threading.Event(), threading.Event()
 
     def append(self, path, data):
