@@ -286,9 +286,25 @@ def outcome(deed) -> str:
 
 
 @pytest.mark.parametrize("policy", ["full", "sampled", "sizes"])
-def test_only_what_is_wanted_is_read(tmp_path, monkeypatch, policy):
+def test_only_what_is_wanted_is_read(tmp_path, bytes_read, policy):
     """Whole chunks where they are compared, else the bytes alone."""
     folder, manifest, array = chunked(tmp_path)
+    at = manifest.tensors["w"].boxes[0].at
+    start = (4096 * 5 - at) // 4  # the first element of chunk 5
+    target = np.zeros(1024 * 2, np.int32)
+    with PartReader(folder, manifest, policy) as reader:
+        reader.fill_all([Wish(part_of("w", array.shape, Box((start,), (2048,))), "int32", target)])
+    assert np.array_equal(target, array[start : start + 2048])
+    assert bytes_read == [8192]
+    bytes_read[0] = 0
+    with PartReader(folder, manifest, policy) as reader:
+        reader.fill_all([Wish(part_of("w", array.shape, Box((start + 10,), (5,))), "int32", target[:5])])
+    assert bytes_read == [4096 if policy == "full" else 20]
+
+
+@pytest.fixture
+def bytes_read(monkeypatch):
+    """How many bytes were read; one number in a list."""
     count, real = [0], reading.os.preadv
 
     def preadv(fd, targets, at):
@@ -297,17 +313,31 @@ def test_only_what_is_wanted_is_read(tmp_path, monkeypatch, policy):
         return done
 
     monkeypatch.setattr(reading.os, "preadv", preadv)
-    at = manifest.tensors["w"].boxes[0].at
-    start = (4096 * 5 - at) // 4  # the first element of chunk 5
-    target = np.zeros(1024 * 2, np.int32)
-    with PartReader(folder, manifest, policy) as reader:
-        reader.fill_all([Wish(part_of("w", array.shape, Box((start,), (2048,))), "int32", target)])
-    assert np.array_equal(target, array[start : start + 2048])
-    assert count[0] == 8192
-    count[0] = 0
-    with PartReader(folder, manifest, policy) as reader:
-        reader.fill_all([Wish(part_of("w", array.shape, Box((start + 10,), (5,))), "int32", target[:5])])
-    assert count[0] == (4096 if policy == "full" else 20)
+    return count
+
+
+@pytest.mark.parametrize("gap, expected", [(1000, 20 * 40), (1 << 18, 19 * 8000 + 40)])
+def test_rows_that_are_far_apart_are_read_one_by_one(tmp_path, monkeypatch, bytes_read, gap, expected):
+    monkeypatch.setattr(reading, "LONG_GAP", gap)
+    array = np.arange(40_000, dtype=np.int32).reshape(20, 2000)
+    manifest = store(tmp_path / "c", 1, {"w": array})
+    target = np.zeros((20, 10), np.int32)
+    with PartReader(tmp_path / "c", manifest, "sizes") as reader:
+        reader.fill_all([Wish(part_of("w", array.shape, Box((0, 100), (20, 10))), "int32", target)])
+    assert np.array_equal(target, array[:, 100:110])
+    assert bytes_read == [expected]
+
+
+@pytest.mark.parametrize("gap, expected", [(1000, 2 * 400), (1 << 18, 10 * 400)])
+def test_what_lies_far_apart_is_not_read_at_once(tmp_path, monkeypatch, bytes_read, gap, expected):
+    monkeypatch.setattr(reading, "LONG_GAP", gap)
+    tensors = {f"t{i}": np.full(100, i, np.float32) for i in range(10)}
+    manifest = store(tmp_path / "c", 1, tensors)
+    targets = {name: np.zeros(100, np.float32) for name in ("t0", "t9")}
+    with PartReader(tmp_path / "c", manifest, "sizes") as reader:
+        reader.fill_all([Wish(part_of(name, (100,)), "float32", target) for name, target in targets.items()])
+    assert all(np.array_equal(target, tensors[name]) for name, target in targets.items())
+    assert bytes_read == [expected]
 
 
 def test_small_tensors_one_by_one_do_not_read_a_chunk_each(tmp_path, monkeypatch):
