@@ -256,3 +256,20 @@ def test_the_last_one_goes_to_the_run_folder_alone(run, tmp_path):
 
     assert ranks(run, tmp_path, body) == ([(10, "local", True)], [(20, "shared", True)], False)
     assert there(run, tmp_path) == ([10], [10], [20])
+
+
+def test_giving_the_run_folder_up_leaves_the_nodes_their_part(run, tmp_path, monkeypatch):
+    """Rank 1 still writes to its node's disk when rank 0 meets a full run folder."""
+    monkeypatch.setattr("slurmtrain.checkpoint.staged.FAIL_WITHIN_S", 0.1)
+    gate = tmp_path / "gate"
+
+    def body(rank):
+        rank.begin(10, shared=True)
+        if rank.group.rank == 1:
+            until(gate.with_suffix(".here").exists)
+            threading.Timer(1.5, gate.touch).start()
+        return sorted(rank.heard())
+
+    door = {0: faulty_door(refusals=[{**FULL, "path": "run/checkpoints"}]), 1: held_door(gate)}
+    assert ranks(run, tmp_path, body, door=door) == [(10, "local", True), (10, "shared", False)]
+    assert there(run, tmp_path) == ([10], [10], [])
