@@ -70,8 +70,8 @@ def noting_door(path: Path) -> str:
     return f"{HERE}:noting:{path}"
 
 
-def dying_after_publish(_word: str) -> SystemCalls:
-    """Kills the writer in the first call after the rename that publishes, once."""
+def dying_after_publish(word: str) -> SystemCalls:
+    """Kills the writer in the first call after the rename that publishes; folders that others make durable are lines of a file."""
 
     class Dying(SystemCalls):
         published = False
@@ -84,5 +84,7 @@ def dying_after_publish(_word: str) -> SystemCalls:
             if self.published:
                 os.kill(os.getpid(), signal.SIGKILL)
             super().fsync_dir(path)
+            with open(word, "a") as file:
+                file.write(f"{path.name}\n")
 
     return Dying()

@@ -343,7 +343,8 @@ def test_the_writer_that_commits_dies_after_it_has_published(tmp_path):
         begin(saver, 10, group)
         return [(one.step, one.ok, one.notes) for one in saver.wait()]
 
-    ((found,),) = savers(run, 1, body, door=f"{HERE}:dying_after_publish:")
+    ((found,),) = savers(run, 1, body, door=f"{HERE}:dying_after_publish:{tmp_path / 'durable'}")
     assert found == (10, True, ("after it was published: rank 0: its writer was lost (killed by SIGKILL)",))
     assert names(run) == ["step-00000010"]
     assert verify(run.checkpoint(10)) == []
+    assert (tmp_path / "durable").read_text().splitlines()[-2:] == [run.staging(10, 1).name, "checkpoints"]
