@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def read_tensor():
-    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    (code,) = (one for one in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if "def read_tensor" in one)
     names: dict = {}
     exec(code, names)
     return names["read_tensor"]
