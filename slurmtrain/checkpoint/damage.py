@@ -27,7 +27,7 @@ def damage(folder: Path, manifest: Manifest, policy: Policy = "full", advance: C
 
     with ThreadPoolExecutor(THREADS) as pool:
         lines = [line for found in pool.map(of_file, manifest.files) for line in found]
-    return [*index_problems(folder, manifest), *sizes, *lines]
+    return list(dict.fromkeys((*index_problems(folder, manifest), *sizes, *lines)))
 
 
 def strangers(folder: Path, manifest: Manifest) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,17 +46,35 @@ class Verified:
 
 
 def look(folder: Path) -> Sight:
-    """One stat a file. Raises OSError where the folder itself cannot be read."""
-    stats = [path.stat() for path in folder.iterdir()]
-    touched = min((max(one.st_mtime, one.st_atime) for one in stats), default=folder.stat().st_mtime)
-    size = sum(one.st_size for one in stats)
+    """One stat a file. Raises FileNotFoundError where there is no such folder (any more): whatever else is wrong is the sight's problem."""
+    made = folder.lstat().st_mtime
+    stats: list[os.stat_result] = []
+    found: tuple[Manifest | None, str, float]
     try:
-        manifest = read_manifest(folder)
+        for path in folder.iterdir():
+            with suppress(OSError):  # `size_problems` has a word for it
+                stats.append(path.stat())
+        whole = read_manifest(folder)
+    except OSError as error:
+        found = None, f"{folder}: {error.strerror or error}", made
     except CheckpointError as error:
-        return Sight(folder, None, str(error), folder.stat().st_mtime, size, len(stats), touched)
-    problems = size_problems(folder, manifest)
-    t = manifest.t or (folder / MANIFEST_NAME).stat().st_mtime  # version 1 does not say
-    return Sight(folder, manifest, summary(problems) if problems else "", t, size, len(stats), touched)
+        found = None, str(error), made
+    else:
+        problems = size_problems(folder, whole)
+        found = whole, summary(problems) if problems else "", whole.t or _written(folder, made)
+    manifest, problem, t = found
+    if problem:
+        folder.lstat()  # it may have gone meanwhile
+    touched = min((max(one.st_mtime, one.st_atime) for one in stats), default=made)
+    return Sight(folder, manifest, problem, t, sum(one.st_size for one in stats), len(stats), touched)
+
+
+def _written(folder: Path, else_t: float) -> float:
+    """By its manifest's own time: one of version 1 does not say."""
+    try:
+        return (folder / MANIFEST_NAME).stat().st_mtime
+    except OSError:
+        return else_t
 
 
 def verifications(run: RunDir) -> Callable[[Sight], Verified | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,10 +118,8 @@ def _published(run: RunDir) -> dict[int, Sight]:
 
     found = {}
     for step, folder in folders_present(run.checkpoints):
-        try:
+        with suppress(FileNotFoundError):
             found[step] = look(folder)
-        except FileNotFoundError:
-            continue
     return found
 
 
@@ -128,7 +127,11 @@ def _asides(run: RunDir) -> list[tuple[int, str, Sight]]:
     from slurmtrain.cli.ckpt_facts import look
     from slurmtrain.store.aside import asides
 
-    return [(one.step, one.why, look(one.folder)) for one in asides(run)]
+    found = []
+    for one in asides(run):
+        with suppress(FileNotFoundError):
+            found.append((one.step, one.why, look(one.folder)))
+    return found
 
 
 def _going_next(run: RunDir, seen: Mapping[int, Sight], used: Collection[int], doors: Doors) -> set[int]:

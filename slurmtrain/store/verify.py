@@ -87,8 +87,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def size_problems(folder: Path, manifest: Manifest) -> list[str]:
-    """Files that are missing or have another size than the manifest says; costs one stat a file."""
-    problems = []
+    """Files that are missing or have another size than the manifest says, and a folder of another step's name; costs one stat a file."""
+    problems = _name_problems(folder, manifest)
     for name, want in manifest.files.items():
         try:
             status = (folder / name).stat()
@@ -108,10 +108,7 @@ def index_problems(folder: Path, manifest: Manifest) -> list[str]:
     Its step is that of the folder's name; there is a sum for each chunk; boxes tile their tensor, lie inside their file, and share no
     byte of it.
     """
-    problems = []
-    named = checkpoint_step(folder.name)
-    if named is not None and named != manifest.step:
-        problems.append(f"{MANIFEST_NAME}: step {manifest.step} in a folder of step {named}")
+    problems = _name_problems(folder, manifest)
     for name, one in manifest.files.items():
         if len(one.xxh3_64) != -(-one.size // manifest.chunk_bytes):
             problems.append(f"{MANIFEST_NAME}: {len(one.xxh3_64)} sums for the {one.size} bytes of {name}")
@@ -126,6 +123,11 @@ def index_problems(folder: Path, manifest: Manifest) -> list[str]:
     for file, found in runs.items():
         problems += _run_problems(file, manifest.files[file].size, found)
     return problems
+
+
+def _name_problems(folder: Path, manifest: Manifest) -> list[str]:
+    named = checkpoint_step(folder.name)
+    return [] if named in {None, manifest.step} else [f"{MANIFEST_NAME}: step {manifest.step} in a folder of step {named}"]
 
 
 def _entry_problems(name: str, entry: TensorEntry, runs: Mapping[str, list[tuple[int, int, str]]]) -> Iterator[str]:

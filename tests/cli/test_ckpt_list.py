@@ -72,6 +72,30 @@ def test_what_goes_next_and_what_is_in_use(desk, run):
     assert not listed(desk)[20]["in_use"]
 
 
+def test_one_that_cannot_be_looked_at_hides_no_other(desk, run):
+    """Broken: an error of the folder, or of a file in it, passed on: nothing is listed, or that one is left out."""
+    run.checkpoint(50).symlink_to(run.checkpoint(50).name)
+    run.checkpoint(60).write_text("a file")
+    run.checkpoint(70).symlink_to("nowhere")
+    lost = run.checkpoint(30) / "rank-00001.h5"
+    lost.unlink()
+    lost.symlink_to("nowhere")
+    rows = listed(desk)
+    assert (list(rows), rows["durable"]) == ([10, 20, 30, 40, 50, 60, 70, "durable"], 40)
+    reasons = {step: rows[step]["problem"].rpartition(": ")[2] for step in (30, 40, 50, 60, 70)}
+    gone = "No such file or directory"
+    assert reasons == {30: gone, 40: "", 50: "Too many levels of symbolic links", 60: "Not a directory", 70: gone}
+    shown = desk.type("ckpt", "show", "job@30")
+    assert (shown.exit_code, f"rank-00001.h5: {gone}" in shown.stdout) == (0, True), shown.output
+
+
+def test_one_under_another_steps_name_is_no_durable_one(desk, run):
+    """It would not be loaded. Broken: sizes compared alone, 50 were the newest durable, and taken to go on from."""
+    run.checkpoint(40).rename(run.checkpoint(50))
+    rows = listed(desk)
+    assert (rows["durable"], rows[50]["problem"]) == (30, "manifest.json: step 40 in a folder of step 50")
+
+
 def test_damaged_ones_are_not_durable(desk, run):
     path = run.checkpoint(40) / "rank-00001.h5"
     path.write_bytes(path.read_bytes()[:-1])
