@@ -52,6 +52,16 @@ def staging_attempt(name: str) -> int | None:
     return int(form[2]) if form else None
 
 
+def trash_of_staging(name: str) -> str | None:
+    """What a staging folder is renamed to before its files are deleted; None for any other name.
+
+    >>> trash_of_staging(".step-00000010.a0003.tmp")
+    '.step-00000010.trash'
+    """
+    form = _STAGING.fullmatch(name)
+    return f".step-{form[1]}.trash" if form else None
+
+
 def aside_step(name: str) -> int | None:
     """The step of a checkpoint that was set aside; None for any other name."""
     form = _ASIDE.fullmatch(name)

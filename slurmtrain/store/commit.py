@@ -11,20 +11,21 @@ A process may die, and the power fail, between any two system calls. Before the 
 reader looks at and the next owner removes. After it the checkpoint is whole: every byte and every name in the folder was durable before.
 If the power fails before the parent folder is durable, the rename may be undone; the checkpoint is then not there, the ones before are,
 for nothing is removed before `publish` has returned. The attempt in the folder's name keeps a hung attempt that wakes up from writing
-into its successor's files, and the owner check keeps it from publishing. Nothing is ever overwritten: a checkpoint of the same step
+into its successor's files, and the owner check keeps it from publishing; where it hangs behind that check, its folder is either whole or
+gone, for leftovers go by a rename, too. Nothing is ever overwritten: a checkpoint of the same step
 that verifies stays as it is, one that does not is set aside.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
 from slurmtrain.atomic import SystemDisk
 from slurmtrain.errors import CheckpointError
-from slurmtrain.rundir import RunDir, is_trash, staging_attempt
+from slurmtrain.rundir import RunDir, is_trash, staging_attempt, trash_of_staging
 from slurmtrain.store.aside import set_aside
 from slurmtrain.store.manifest import MANIFEST_NAME, Manifest
 from slurmtrain.store.space import Need, full_disk
@@ -35,13 +36,16 @@ OwnerCheck = Callable[[], None]
 """Raises OwnershipError when owner.json names another attempt than the caller's."""
 
 
-def leftovers(names: Iterable[str], attempt: int) -> list[str]:
+def leftovers(names: Collection[str], attempt: int) -> list[str]:
     """Folder names that the owner `attempt` may remove: staging of its own and older attempts, and trash; never a newer attempt's.
 
-    >>> leftovers([".step-00000010.a0001.tmp", ".step-00000010.a0003.tmp", ".step-00000005.trash", "step-00000005"], 2)
-    ['.step-00000005.trash', '.step-00000010.a0001.tmp']
+    Trash comes first, for staging folders become trash.
+
+    >>> leftovers([".step-00000005.a0001.tmp", ".step-00000010.a0003.tmp", ".step-00000005.trash", "step-00000005"], 2)
+    ['.step-00000005.trash', '.step-00000005.a0001.tmp']
     """
-    return sorted(name for name in names if is_trash(name) or ((n := staging_attempt(name)) is not None and n <= attempt))
+    own = sorted(name for name in names if (n := staging_attempt(name)) is not None and n <= attempt)
+    return [*sorted(name for name in names if is_trash(name)), *own]
 
 
 def open_staging(
@@ -94,10 +98,23 @@ def publish(run: RunDir, staging: Path, manifest: Manifest, owner_check: OwnerCh
 def discard(staging: Path, calls: Syscalls = SYSTEM) -> None:
     """Remove a staging folder after a failed save; what cannot be removed now is a leftover of the next save.
 
-    Files that a hung attempt holds open may stay on NFS.
+    It goes by one rename first: whoever hangs before the rename that publishes, and wakes up, finds nothing there and not a part of
+    it. Files that a hung attempt holds open may stay on NFS.
     """
     with suppress(OSError):
-        remove_tree(calls, staging)
+        remove_tree(calls, _out_of_reach(staging, calls))
+
+
+def _out_of_reach(folder: Path, calls: Syscalls) -> Path:
+    """Where the folder is now."""
+    trash = trash_of_staging(folder.name)
+    if trash is None:
+        return folder
+    try:
+        calls.rename(folder, folder.with_name(trash))
+    except OSError:
+        return folder
+    return folder.with_name(trash)
 
 
 def _make_way(run: RunDir, step: int, calls: Syscalls) -> None:

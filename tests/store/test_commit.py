@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from slurmtrain.store.commit import discard, open_staging, publish
 from slurmtrain.store.listing import newest_verified, steps_present
 from slurmtrain.store.space import Need
 from slurmtrain.store.verify import verify
-from tests.fakes.syscalls import FakeSyscalls, Refusal, assert_nothing_bypassed, tree
+from tests.fakes.syscalls import Cut, FakeSyscalls, Refusal, assert_nothing_bypassed, tree
 from tests.store.checkpoints import filled, manifest_of, save
 
 
@@ -111,7 +112,7 @@ def test_leftovers_that_cannot_be_removed_do_not_keep_a_run_from_saving(tmp_path
     run = RunDir(tmp_path)
     run.staging(50, 1).mkdir(parents=True)
     save(run, 60, attempt=2, calls=FakeSyscalls(refusals=[Refusal(errno.ENOTEMPTY, calls=("rmdir",), times=None)]))
-    assert names(run) == [".step-00000050.a0001.tmp", "step-00000060"]
+    assert names(run) == [".step-00000050.trash", "step-00000060"]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES])
@@ -143,7 +144,7 @@ def test_a_folder_that_cannot_be_thrown_away_is_a_leftover_of_the_next_save(tmp_
     run = RunDir(tmp_path)
     staging, _ = staged(run, 10)
     discard(staging, FakeSyscalls(refusals=[Refusal(errno.EIO, calls=("unlink",))]))
-    assert names(run) == [".step-00000010.a0001.tmp"]
+    assert names(run) == [".step-00000010.trash"]
     save(run, 20)
     assert names(run) == ["step-00000020"]
     discard(staging)
@@ -231,3 +232,37 @@ def test_a_step_that_is_there_damaged_is_set_aside_for_the_new_one(tmp_path):
     found = newest_verified(run.checkpoints)
     assert found is not None
     assert (found.step, found.manifest.attempt, found.passed_over) == (10, 2, ())
+
+
+class WakesUp(FakeSyscalls):
+    """Of an attempt that hangs between its owner check and its rename, while something else is done."""
+
+    def __init__(self, meanwhile):
+        super().__init__()
+        self.meanwhile = meanwhile
+
+    def rename(self, source, target):
+        if target.name == "step-00000020":
+            self.meanwhile()
+        super().rename(source, target)
+
+
+def test_a_hung_attempt_that_wakes_up_publishes_all_or_nothing_while_its_folder_is_removed(tmp_path):
+    """Broken: the next attempt has removed some of its files when it renames the folder, and half a checkpoint is the newest."""
+    published = set()
+    for number in range(1, 12):
+        run = RunDir(tmp_path / str(number))
+        save(run, 10)
+        staging, manifest = staged(run, 20)
+
+        def next_attempt(run=run, number=number):
+            with suppress(Cut):
+                open_staging(run, 20, 2, ours, calls=FakeSyscalls(cut_at=number))
+
+        with suppress(OSError):
+            publish(run, staging, manifest, ours, calls=WakesUp(next_attempt))
+        assert [verify(run.checkpoint(step)) for step in steps_present(run.checkpoints)] in ([[]], [[], []])
+        published.add(steps_present(run.checkpoints)[-1])
+        assert open_staging(run, 30, 3, ours) is not None
+        assert [name for name in names(run) if name.startswith(".")] == [".step-00000030.a0003.tmp"]
+    assert published == {10, 20}

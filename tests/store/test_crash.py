@@ -64,8 +64,9 @@ def number_of(calls, name, nth=1):
 
 
 def test_cut_at_any_call_it_is_the_old_state_or_the_new_and_the_next_attempt_leaves_no_litter(tmp_path, whole):
-    _, calls = whole
-    renamed = number_of(calls, "rename")
+    run, calls = whole
+    renamed = number_of(calls, "rename", 2)  # after that of the older attempt's half
+    assert calls.asked[renamed - 1][1] == run.staging(40, 2)
     for torn in (False, True):
         for number in range(1, calls.count + 1):
             if torn and calls.asked[number - 1][0] != "pwrite":
