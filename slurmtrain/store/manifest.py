@@ -222,10 +222,13 @@ class Manifest:
         return sum(one.size for one in self.files.values())
 
     def to_json(self) -> bytes:
-        """The bytes of `manifest.json`. Raises ValueError or TypeError where `state` or `layout` is not plain JSON."""
+        """The bytes of `manifest.json`. Raises ValueError or TypeError where `state` or `layout` is not plain JSON.
+
+        Made tensor by tensor: one call for a large index would hold the interpreter's lock for seconds while a thread trains.
+        """
         plain.names(self.tensors)
         number = {name: i for i, name in enumerate(self.files)}
-        raw = {
+        head = {
             "v": MANIFEST_VERSION,
             "step": self.step,
             "attempt": self.attempt,
@@ -234,12 +237,14 @@ class Manifest:
             "layout": dict(self.layout),
             "chunk_bytes": self.chunk_bytes,
             "files": {name: [one.size, _digits(one.xxh3_64)] for name, one in self.files.items()},
-            "tensors": {
-                name: [entry.dtype, entry.shape, [_row(one, number) for one in entry.boxes]] for name, entry in self.tensors.items()
-            },
-            "state": dict(self.state),
         }
-        body = json.dumps(raw, separators=(",", ":"), allow_nan=False).encode()
+        encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+        tensors = (
+            f"{encode(name)}:{encode([entry.dtype, entry.shape, [_row(one, number) for one in entry.boxes]])}"
+            for name, entry in self.tensors.items()
+        )
+        text = f'{encode(head)[:-1]},"tensors":{{{",".join(tensors)}}},"state":{encode(dict(self.state))}}}'
+        body = text.encode()
         return body[:-1] + b',"xxh3_64":"' + xxhash.xxh3_64_hexdigest(body).encode() + b'"}\n'
 
     @classmethod
