@@ -22,6 +22,8 @@ class Wire:
     def __init__(self, end: socket.socket) -> None:
         end.settimeout(SEND_WITHIN_S)
         self._end = end
+        self._poll = select.poll()  # select.select takes no descriptor above 1023, and a rank of a large world has more
+        self._poll.register(end, select.POLLIN)
         self._held = bytearray()
         self._fds: list[int] = []
 
@@ -37,7 +39,7 @@ class Wire:
         None waits for ever, 0 not at all.
         """
         while (whole := self._whole()) is None:
-            if not select.select([self._end], [], [], timeout_s)[0]:
+            if not self._poll.poll(None if timeout_s is None else timeout_s * 1000):
                 return None
             try:
                 data, fds, _, _ = socket.recv_fds(self._end, 1 << 20, 4)

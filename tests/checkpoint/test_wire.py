@@ -1,18 +1,19 @@
-"""Messages between a rank and its writer: whole, in order, with descriptors; an end that is gone or stopped is an error soon."""
+"""Messages between a rank and its writer."""
 
 from __future__ import annotations
 
+import fcntl
 import os
-import threading
+import resource
+import socket
 
 import pytest
 
-from slurmtrain.checkpoint import wire as wires
 from slurmtrain.checkpoint.wire import Wire, pair
 
 
 @pytest.fixture
-def ends():
+def two():
     ours, theirs = pair()
     other = Wire(theirs)
     yield ours, other
@@ -20,48 +21,44 @@ def ends():
     other.close()
 
 
-def test_values_of_any_size_arrive_in_order(ends):
-    ours, other = ends
-    values = [{"a": (1, None)}, b"x" * 5_000_000, "", list(range(1000))]
-    sender = threading.Thread(target=lambda: [ours.send(value) for value in values])
-    sender.start()
-    assert [other.receive(10.0) for _ in values] == [(value, []) for value in values]
-    sender.join()
+def test_values_and_descriptors_in_their_order(two):
+    one, other = two
+    reading, writing = os.pipe()
+    one.send({"a": b"x" * 50_000}, [writing])
+    one.send([1, 2])
+    value, (fd,) = other.receive()
+    assert value == {"a": b"x" * 50_000}
+    os.write(fd, b"here")
+    assert os.read(reading, 9) == b"here"
+    assert other.receive(5.0) == ([1, 2], [])
+    assert other.receive(0.0) is None
+    for one_fd in (reading, writing, fd):
+        os.close(one_fd)
 
 
-def test_descriptors_come_with_their_message(ends, tmp_path):
-    ours, other = ends
-    (tmp_path / "f").write_text("through")
-    fd = os.open(tmp_path / "f", os.O_RDONLY)
-    ours.send("first")
-    ours.send("second", [fd])
-    os.close(fd)
-    assert other.receive(1.0)[0] == "first"
-    value, (got,) = other.receive(1.0)
-    assert (value, os.read(got, 99)) == ("second", b"through")
-    os.close(got)
-
-
-def test_nothing_comes_and_the_wait_ends(ends):
-    ours, _ = ends
-    assert ours.receive(0.0) is None
-    assert ours.receive(0.01) is None
-
-
-def test_an_end_that_is_gone(ends):
-    ours, other = ends
-    other.send("last words")
-    other.close()
-    assert ours.receive(1.0) == ("last words", [])
+def test_the_other_end_that_is_gone(two):
+    one, other = two
+    one.send(1)
+    one.close()
+    assert other.receive() == (1, [])
     with pytest.raises(EOFError):
-        ours.receive(1.0)
-    with pytest.raises(OSError, match="Broken pipe"):
-        ours.send("hello")
+        other.receive()
 
 
-def test_an_end_that_reads_no_more(monkeypatch):
-    monkeypatch.setattr(wires, "SEND_WITHIN_S", 0.1)
-    ours, theirs = pair()
-    with theirs, pytest.raises(OSError, match="timed out"):
-        ours.send(b"x" * 50_000_000)
-    ours.close()
+def test_descriptors_beyond_a_thousand():
+    """A rank of a large world has a thousand connections before it makes its first save. Broken: select takes none above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1300:
+        pytest.skip("no process may have so many files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1300), hard))
+    try:
+        ours, theirs = socket.socketpair()
+        one, other = Wire(socket.socket(fileno=fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD, 1200))), Wire(theirs)
+        ours.close()
+        other.send("word")
+        assert one.receive(5.0) == ("word", [])
+        assert one.receive(0.01) is None
+        one.close()
+        other.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
