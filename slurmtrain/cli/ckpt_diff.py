@@ -127,11 +127,13 @@ def _whole(named: Named) -> Manifest:
 
 
 def _state(a: Manifest, b: Manifest) -> dict[str, list[Any]]:
-    """Plain values that differ, by dotted name: [of a, of b], null where there is none."""
+    """Plain values that differ, by dotted name: [of a, of b], null where there is none; in one piece what one side has nothing of."""
     from slurmtrain.config.changes import differences
 
     left, right = ({"step": one.step, "tokens": one.tokens, **one.state} for one in (a, b))
-    return {one.key: [one.before, one.after] for one in differences(left, right)}
+    alone = {key: [left.pop(key, None), right.pop(key, None)] for key in [*left, *right] if (key in left) != (key in right)}
+    told = {one.key: [one.before, one.after] for one in differences(left, right)}
+    return told | {key: pair for key, pair in alone.items() if pair != [None, None]}
 
 
 def _number(value: float) -> float | str:

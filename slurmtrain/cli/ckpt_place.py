@@ -38,6 +38,8 @@ def place_of(dest: str, step: int, root: Path | None, doors: Doors) -> Place:
     from slurmtrain.errors import ConfigError, RunNotFoundError, UserError
     from slurmtrain.rundir import RunDir, checkpoint_step
 
+    if not dest:
+        raise UserError("an empty word is no place for a checkpoint: is a variable not set? `.` means this folder")
     path = Path(dest).expanduser().absolute()
     run = RunDir(path) if is_run(path) else None
     if run is None and "/" not in dest:

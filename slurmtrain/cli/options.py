@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
+
+from slurmtrain.cli.paths import UserPath
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,7 +26,7 @@ def examples(*lines: str) -> str:
 
 def root_option(function: F) -> F:
     """`--root`: where runs live."""
-    return click.option("--root", type=click.Path(path_type=Path), default=None, metavar="DIR", help=ROOT_HELP)(function)
+    return click.option("--root", type=UserPath(), default=None, metavar="DIR", help=ROOT_HELP)(function)
 
 
 def _option(*names: str, metavar: str, text: str) -> Callable[[F], F]:
@@ -72,9 +73,7 @@ JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--set", "sets", multiple=True, metavar="KEY=VALUE", help="A value of the job file, such as training.steps=500; repeatable."
     ),
-    click.option(
-        "--include", multiple=True, type=click.Path(path_type=Path), metavar="PATH", help="Copy this into the run's code too; repeatable."
-    ),
+    click.option("--include", multiple=True, type=UserPath(), metavar="PATH", help="Copy this into the run's code too; repeatable."),
     click.option("--live", is_flag=True, help="Run the code where it is, not a copy."),
     click.option(
         "--resume",

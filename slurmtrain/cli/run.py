@@ -13,6 +13,7 @@ import click
 
 from slurmtrain.cli.doors import Doors, doors_of
 from slurmtrain.cli.options import JOB_OPTIONS, KEYS, Resume, ResumeCommand, examples, with_options
+from slurmtrain.cli.paths import UserPath
 
 if TYPE_CHECKING:
     from slurmtrain.cli.assemble import Draft, Wish
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     context_settings={"max_content_width": 110},
     epilog=examples("salloc -N 2 --exclusive slurmtrain run job.toml", "slurmtrain run job.toml --site local        # on this machine"),
 )
-@click.argument("job_file", metavar="JOB.toml", type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="JOB.toml", type=UserPath())
 @with_options(JOB_OPTIONS)
 @click.pass_context
 def command(ctx: click.Context, /, job_file: Path, **said: Any) -> None:

@@ -13,6 +13,7 @@ import click
 
 from slurmtrain.cli.doors import Doors, doors_of
 from slurmtrain.cli.options import JOB_OPTIONS, KEYS, SLURM_OPTIONS, Resume, ResumeCommand, examples, with_options
+from slurmtrain.cli.paths import UserPath
 
 if TYPE_CHECKING:
     from slurmtrain.cli.assemble import Draft, Wish
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
         "slurmtrain submit job.toml -J lower-lr --from my-run@1200 --set optimizer.lr=1e-4",
     ),
 )
-@click.argument("job_file", metavar="JOB.toml", type=click.Path(path_type=Path))
+@click.argument("job_file", metavar="JOB.toml", type=UserPath())
 @click.argument("sbatch_options", metavar="[-- SBATCH OPTIONS]", nargs=-1, type=click.UNPROCESSED)
 @with_options(JOB_OPTIONS)
 @with_options(SLURM_OPTIONS)

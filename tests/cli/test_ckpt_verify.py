@@ -217,6 +217,14 @@ def test_plain_values_that_differ_are_told_and_do_not_count(desk, run):
     assert diffed(desk, "job@30", "job@40")[1]["state"]["job.optimizer.lr"] == [0.001, 0.002]
 
 
+def test_what_one_side_has_nothing_of_is_one_line(desk, run):
+    """Weights from elsewhere have no job. Broken: each of its keys is a line."""
+    other(run, 30, {}, tokens=160, state={"job": {"optimizer": {"lr": 0.1, "name": "adamw"}}, "origin": None})
+    result = desk.type("ckpt", "diff", "job@20", "job@30")
+    assert result.stderr.splitlines() == ["note: step 20 / 30", 'note: job null / {"optimizer": {"lr": 0.1, "name": "adamw"}}']
+    assert diffed(desk, "job@20", "job@30")[1]["state"]["job"] == [None, {"optimizer": {"lr": 0.1, "name": "adamw"}}]
+
+
 def test_what_differs_is_told_tensor_by_tensor(desk, run):
     w = TENSORS["model/w"].copy()
     w[2, 3] += 0.5
