@@ -166,9 +166,9 @@ class PartReader:
         def work() -> None:
             scratch = np.empty(BLOCK_BYTES, np.uint8)
             while not halt.is_set() and (one := next(todo, None)) is not None:
-                if (later := next(ahead, None)) is not None:
-                    self._expect(later)
                 try:
+                    if (later := next(ahead, None)) is not None:
+                        self._expect(later)
                     self._do(one[1], scratch)
                 except Exception as error:  # noqa: BLE001 raised below
                     failed.append((one[0], error))
@@ -213,7 +213,7 @@ class PartReader:
         with self._lock:
             if file not in self._open:
                 idle = [name for name in self._open if not self._users.get(name)]
-                for name in idle[: len(self._open) - OPEN_FILES + 1]:
+                for name in idle[: max(0, len(self._open) - OPEN_FILES + 1)]:
                     self._open.pop(name).close()
                 manifest = self.manifest
                 self._open[file] = FileReader(self.folder / file, manifest.files[file], manifest.chunk_bytes, self._policy)

@@ -100,9 +100,43 @@ def test_columns_across_all_files_into_a_strided_target(found):
     assert np.array_equal(target, values("model/w", 20)[100:900, 200:207])
 
 
-def test_few_files_stay_open(found, monkeypatch):
-    monkeypatch.setattr(load, "OPEN_FILES", 1)
-    assert wrong_tensors(found) == []
+@pytest.mark.parametrize("most", [2, 5])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_few_files_stay_open(tmp_path, monkeypatch, most, at_once):
+    monkeypatch.setattr(load, "OPEN_FILES", most)
+    monkeypatch.setattr(load, "THREADS", 1)
+    monkeypatch.setattr(load, "AHEAD", 0)
+    opened, peak, real, shut = set(), [0], reading.os.open, reading.os.close
+
+    def note(path, *more):
+        fd = real(path, *more)
+        opened.add(fd)
+        peak[0] = max(peak[0], len(opened))
+        return fd
+
+    monkeypatch.setattr(reading.os, "open", note)
+    monkeypatch.setattr(reading.os, "close", lambda fd: (opened.discard(fd), shut(fd))[1])
+    array = np.arange(200, dtype=np.int32)
+    manifest = store(tmp_path / "c", 1, {"w": array}, files=20)
+    with PartReader(tmp_path / "c", manifest) as reader:
+        if at_once:
+            target = np.zeros_like(array)
+            reader.fill_all([Wish(part_of("w", array.shape), "int32", target)])
+        else:
+            target = np.zeros_like(array)
+            for i in range(0, 200, 5):
+                reader.fill(part_of("w", array.shape, Box((i,), (5,))), "int32", target[i : i + 5])
+    assert np.array_equal(target, array)
+    assert peak == [most]
+    assert opened == set()
+
+
+def test_after_the_first_error_no_more_is_read(tmp_path, bytes_read):
+    folder, manifest, array = chunked(tmp_path)
+    flip(folder / "rank-00000.h5", manifest.tensors["w"].boxes[0].at)
+    with PartReader(folder, manifest) as reader, pytest.raises(CorruptCheckpointError):
+        reader.fill_all([Wish(part_of("w", array.shape), "int32", np.zeros_like(array))])
+    assert bytes_read[0] <= 2 * load.THREADS * 4096
 
 
 def test_no_descriptor_stays(found):
@@ -338,6 +372,16 @@ def test_what_lies_far_apart_is_not_read_at_once(tmp_path, monkeypatch, bytes_re
         reader.fill_all([Wish(part_of(name, (100,)), "float32", target) for name, target in targets.items()])
     assert all(np.array_equal(target, tensors[name]) for name, target in targets.items())
     assert bytes_read == [expected]
+
+
+def test_of_chunks_that_were_read_for_single_tensors_few_are_kept(tmp_path):
+    folder, manifest, array = chunked(tmp_path)
+    with PartReader(folder, manifest) as reader:
+        for start in [*range(0, len(array), 300), 0]:
+            target = np.zeros(min(300, len(array) - start), np.int32)
+            reader.fill(part_of("w", array.shape, Box((start,), target.shape)), "int32", target)
+            assert np.array_equal(target, array[start : start + 300])
+            assert len(reader._kept) <= load.KEPT_CHUNKS
 
 
 def test_small_tensors_one_by_one_do_not_read_a_chunk_each(tmp_path, monkeypatch):
