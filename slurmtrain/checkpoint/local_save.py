@@ -35,7 +35,7 @@ from slurmtrain.rundir import RunDir
 from slurmtrain.store.commit import OwnerCheck
 from slurmtrain.store.local import LocalNewest, tell_newest
 from slurmtrain.store.manifest import FileSum
-from slurmtrain.store.scratch import LocalDir, going, prune, publish_local, withdraw
+from slurmtrain.store.scratch import LocalDir, going, prune, publish_local, sweep, withdraw
 from slurmtrain.syscalls import SYSTEM, Syscalls, remove_tree
 from slurmtrain.units import counted
 
@@ -171,6 +171,9 @@ class LocalSaves:
         """The thread of one save."""
         begun = self._clock.monotonic()
         size, notes, leads = 0, tuple[str, ...](), group.rank == 0
+        if self.failed and self._ground.seat.first:
+            with suppress(OSError):  # others of this node were still writing when it was discarded
+                sweep(self._ground.local, header.attempt, self._calls, but=self.staging(header).name)
         done = self._kept_going(group, header)
         if isinstance(done, Failure):
             self._discard(header)
@@ -276,7 +279,7 @@ class LocalSaves:
         return tuple(all_)
 
     def _discard(self, header: Header) -> None:
-        """Remove what this node has of a save that failed; others of this node may still be writing: the next one sweeps after them."""
+        """Remove what this node has of a save that failed; others of this node may still be writing: the next save sweeps after them."""
         if not self._ground.seat.first:
             return
         with suppress(OSError):

@@ -82,9 +82,9 @@ def open_local(local: LocalDir, run: RunDir, rules: Rules, attempt: int, calls: 
                 remove_tree(calls, folder)
 
 
-def sweep(local: LocalDir, attempt: int, calls: Syscalls = SYSTEM) -> None:
-    """Remove what attempts up to this one left half made. Raises OSError."""
-    names = [entry.name for entry in os.scandir(local.path)]
+def sweep(local: LocalDir, attempt: int, calls: Syscalls = SYSTEM, but: str = "") -> None:
+    """Remove what attempts up to this one left half made, but for a folder of this name. Raises OSError."""
+    names = [entry.name for entry in os.scandir(local.path) if entry.name != but]
     for name in leftovers(names, attempt):
         remove_tree(calls, local.path / name)
     for name in names:

@@ -170,3 +170,27 @@ def test_a_rank_for_which_another_writes_only_agrees(run, tmp_path):
     assert [sorted(one.files) for node in ("a", "b") for one in held(folder_of(run, tmp_path, node))] == [
         ["rank-00000.h5", "rank-00001.h5"]
     ] * 2
+
+
+def test_what_a_failed_save_could_not_remove_goes_at_the_next(run, tmp_path):
+    """Also where that one fails, too: a full disk must not grow fuller."""
+
+    def body(group):
+        here = ground(group, run, tmp_path, ("a", "b"))
+        saves = LocalSaves(here, lambda: group)
+        for step in (10, 20, 30):
+            saves.begin(header(step, 2), 0.0, renew=False)
+            report = written(saves.staging(header(step, 2)), step, group.rank, 2)
+            saves.report(report if step == 30 else Failure("full", "CheckpointError"))
+            saves.wait(30.0)
+            group.barrier()
+            if step == 10 and here.seat.first:
+                here.local.staging(10, 1).mkdir()
+                (here.local.staging(10, 1) / "rank-00000.h5").write_bytes(b"late")
+            if step == 20:
+                assert names(here.local) == ["run.json"]
+            group.barrier()
+        return saves.failed
+
+    assert world(("a", "b"), 1, body) == [False, False]
+    assert names(folder_of(run, tmp_path, "a")) == ["run.json", "step-00000030"]
