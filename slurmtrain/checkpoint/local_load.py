@@ -214,7 +214,7 @@ class LocalLoads:
         return [
             Trouble(name, node, f"{brought.folder}: {problems[0]}", sent=True)
             for name in names
-            if (problems := captured_problems(brought.folder, manifest, name))
+            if (problems := _file_problems(brought.folder, manifest, name))
         ]
 
     def _without(self, candidate: LocalCandidate, bad: Sequence[Trouble]) -> LocalCandidate:
@@ -270,7 +270,7 @@ def _worst(failures: Sequence[Any]) -> Failure | None:
     return Failure(f"rank {rank}: {one.message}", one.kind)
 
 
-def captured_problems(folder: Path, manifest: Manifest, name: str) -> list[str]:
+def _file_problems(folder: Path, manifest: Manifest, name: str) -> list[str]:
     """What is wrong with the bytes of a file, its absence too."""
     try:
         return sum_problems(folder, manifest, [name])
