@@ -31,6 +31,8 @@ def seconds(value: Any) -> float:
 
 
 def numbers(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list):
+        raise TypeError(f"{_shown(values)} is not a list of numbers")
     found = tuple(values)
     for value in found:
         if type(value) is not int or not 0 <= value <= HIGHEST:

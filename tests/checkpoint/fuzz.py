@@ -36,7 +36,7 @@ from slurmtrain.checkpoint.dtypes import carrier
 from slurmtrain.checkpoint.group import SoloGroup
 from slurmtrain.checkpoint.load import PartReader, Wish
 from slurmtrain.checkpoint.restore import restore
-from slurmtrain.errors import SlurmtrainError
+from slurmtrain.errors import CorruptCheckpointError, SlurmtrainError
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.listing import Found, newest_durable_step, newest_verified
 from slurmtrain.store.manifest import Manifest
@@ -147,6 +147,14 @@ class First(Subject):
     def as_told(self, wish: Wish) -> bool:
         """HDF5 alone knows."""
         return True
+
+
+def _checked(folder: Path) -> Manifest:
+    """The manifest, looked through, as commands do before they write."""
+    manifest = read_manifest(folder)
+    if problems := cheap_problems(folder, manifest):
+        raise CorruptCheckpointError(problems[0])
+    return manifest
 
 
 def _cut(array: np.ndarray, box: Box) -> np.ndarray:
@@ -281,7 +289,7 @@ class Trial:
         out = self.subject.root / "out"
         for what, deed in (
             ("copy", lambda: copy_checkpoint(self.folder, out)),
-            ("reshard", lambda: rewrite.reshard(self.folder, read_manifest(self.folder), out, Sizing(files=2))),
+            ("reshard", lambda: rewrite.reshard(self.folder, _checked(self.folder), out, Sizing(files=2))),
             ("diff", lambda: compare((before, read_manifest(before)), (self.folder, read_manifest(self.folder)), lambda _: True)),
             ("size", lambda: making.bytes_of(making.kinds_of(read_manifest(self.folder)))),
         ):

@@ -45,7 +45,7 @@ class Told:
 
     def value(self, name: str, start: Sequence[int], extent: Sequence[int]) -> np.ndarray:
         """Of a part of a tensor."""
-        dtype, shape, rows = self.raw["tensors"][name]
+        dtype, shape, rows = self.raw["tensors"][name][:3]
         kind, stop = np.dtype(KINDS[dtype]), [a + b for a, b in zip(start, extent, strict=True)]
         content, seen = np.zeros(extent, kind), np.zeros(extent, np.int64)
         for row in rows if content.size else ():
