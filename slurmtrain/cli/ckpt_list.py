@@ -100,11 +100,13 @@ def rows_of(run: RunDir, doors: Doors) -> list[Row]:
         used = leased(run, doors.clock.time())
     except OSError as error:
         raise UserError(f"{error.filename or run.checkpoints}: {error.strerror or error}") from error
-    durable = max((step for step, sight in seen.items() if not sight.problem), default=None)
     goes = _going_next(run, seen, used, doors)
     known, days = verifications(run), purge_days_of(run)
+    compared = {step: known(sight) for step, sight in seen.items()}
+    damaged = {step for step, one in compared.items() if one is not None and not one.good}
+    durable = max((step for step, sight in seen.items() if not sight.problem and step not in damaged), default=None)
     rows = [
-        Row(step, sight, known(sight), step == durable, step in used, step in goes, purge_t=purge_time(sight, days))
+        Row(step, sight, compared[step], step == durable, step in used, step in goes, purge_t=purge_time(sight, days))
         for step, sight in seen.items()
     ]
     rows += [Row(step, sight, None, aside=True, why=why, purge_t=purge_time(sight, days)) for step, why, sight in asides]

@@ -147,6 +147,14 @@ def test_the_list_remembers_what_was_verified(desk, run):
     assert desk.type("ckpt", "list", "job").stdout.splitlines()[1] == line, "sizes alone take nothing back"
 
 
+def test_what_is_known_to_be_damaged_is_not_called_durable(desk, run):
+    """A run would pass it over. Broken: sizes alone decide, and the mark stays with it."""
+    assert json.loads(desk.type("ckpt", "list", "job", "--json").stdout)["durable"] == 20
+    flip(run.checkpoint(20) / "rank-00000.h5", 2048)
+    desk.type("ckpt", "verify", "job@20")
+    assert json.loads(desk.type("ckpt", "list", "job", "--json").stdout)["durable"] == 10
+
+
 def test_a_step_that_was_written_again_is_not_verified_by_what_was_before(desk, run):
     desk.type("ckpt", "verify", "job")
     set_aside(run, 20, "why", clock=desk.clock)
