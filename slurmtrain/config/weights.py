@@ -103,7 +103,11 @@ def _shape_of_run(weights: Path) -> tuple[dict[str, Any], str]:
         model = json.loads(told_by.read_bytes())["model"]
         theirs = {key: model[key] for key in (*SHAPE, *_ALONG) if model.get(key) is not None}
     except OSError:
-        raise ConfigError(f"there is no run in {source.path} (no {told_by.name} that can be read)", key=KEY, value=str(weights)) from None
+        raise ConfigError(
+            f"there is no run in {source.path} (no {told_by.name} that can be read): give the path of its folder",
+            key=KEY,
+            value=str(weights),
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ConfigError("is damaged: it tells no model", where=str(told_by)) from None
     return theirs, str(told_by)

@@ -62,7 +62,10 @@ def test_variables_are_filled_in(load):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('weights = "run:gone@7"', r"job\.toml: model\.weights = .*: there is no run in .*/gone \(no job\.json"),
+        (
+            'weights = "run:gone@7"',
+            r"job\.toml: model\.weights = .*: there is no run in .*/gone \(no job\.json.*: give the path of its folder",
+        ),
         ('weights = "run:old"\nlayers = 3', r"model\.layers = 3: the weights in run:.*/old have 2: leave it out"),
         ('weights = "run:old"\n[model.weights_names]\n"a.*" = "b"', r"model\.weights_names\.a\.\* = 'b': has one \* on both sides"),
         (
