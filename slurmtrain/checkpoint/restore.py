@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from slurmtrain.checkpoint.damage import with_tensors
 from slurmtrain.checkpoint.group import Failure, Group, captured, reason_of
 from slurmtrain.checkpoint.load import loose_chunks
 from slurmtrain.checkpoint.reading import MISSING, FileReader
@@ -216,7 +217,7 @@ class _Search:
                 raise CorruptCheckpointError(f"{path}: not a file")
             data = path.read_bytes()
             manifest = Manifest.from_json(data, str(path))
-            problems = cheap_problems(folder, manifest)
+            problems = with_tensors(manifest, cheap_problems(folder, manifest))
             damaged = bool(problems) and not _refused(folder, manifest)
             self.loose = loose_chunks(manifest) if self.policy == "full" and not problems else {}
         except OSError as error:
@@ -236,7 +237,7 @@ class _Search:
         told = []
         for step, why, damaged in self.passed:
             note = ""
-            if damaged and set_aside is not None:
+            if damaged and set_aside is not None and os.path.lexists(RunDir(self.folder.parent).checkpoint(step)):
                 try:
                     set_aside(step, why)
                 except (OSError, SlurmtrainError) as error:

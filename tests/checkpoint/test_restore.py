@@ -28,6 +28,7 @@ from tests.checkpoint.tilings import part_of
 from tests.fakes.thread_group import run_ranks
 
 SHARD = "rank-00001.h5"
+HELD = "the file holds model/w, model/norm, optimizer/norm/exp_avg"
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +257,7 @@ def test_a_file_that_may_not_be_looked_at_is_passed_over_but_not_set_aside(run, 
 
     monkeypatch.setattr(Path, "stat", refuse)
     found = restore(run.checkpoints, SoloGroup(), load_all, set_aside=lambda *_: pytest.fail("no"))
-    assert (found.step, found.passed_over) == (20, ((30, f"{SHARD}: Permission denied"),))
+    assert (found.step, found.passed_over) == (20, ((30, f"{SHARD}: Permission denied: {HELD}"),))
 
 
 def test_one_that_cannot_be_set_aside_is_told(run):

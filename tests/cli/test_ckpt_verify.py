@@ -77,7 +77,7 @@ def test_every_problem_is_told_with_file_and_tensor(desk, run):
     path.write_bytes(path.read_bytes()[:-1])
     (line,) = desk.type("ckpt", "verify", "job").stdout.splitlines()
     assert line.startswith("job@30: rank-00000.h5: ")
-    assert line.endswith(" were written")
+    assert line.endswith(" were written: the file holds model/w, optimizer/b, model/v")
 
 
 def test_sampled_looks_at_every_8th_piece(desk, run):
