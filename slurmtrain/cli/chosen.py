@@ -10,14 +10,14 @@ from slurmtrain.errors import CheckpointError, RunNotFoundError
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.listing import folders_present
 from slurmtrain.store.manifest import Manifest
-from slurmtrain.store.verify import read_manifest, size_problems
+from slurmtrain.store.verify import cheap_problems, read_manifest
 
 _SHOWN = 12
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A checkpoint that can be gone on from, as far as sizes tell."""
+    """A checkpoint that can be gone on from, as far as its index and the sizes of its files tell."""
 
     run: RunDir
     step: int
@@ -26,13 +26,13 @@ class Chosen:
 
 
 def newest(run: RunDir) -> Chosen | None:
-    """None where the run has none of which the sizes are right. Raises OSError."""
+    """None where the run has none whose index holds and whose sizes are right. Raises OSError."""
     for step, folder in folders_present(run.checkpoints):
         try:
             manifest = read_manifest(folder)
         except CheckpointError:
             continue
-        if not size_problems(folder, manifest):
+        if not cheap_problems(folder, manifest):
             return Chosen(run, step, folder, manifest)
     return None
 
@@ -46,9 +46,11 @@ def chosen(run: RunDir, step: int | None) -> Chosen:
     folders = dict(folders_present(run.checkpoints))
     if step not in folders:
         raise RunNotFoundError(f"run {run.name!r} has no checkpoint of step {step}{_there(run)}")
+    from slurmtrain.checkpoint.damage import with_tensors
+
     try:
         manifest = read_manifest(folders[step])
-        problems = size_problems(folders[step], manifest)
+        problems = with_tensors(manifest, cheap_problems(folders[step], manifest))
     except CheckpointError as error:
         problems = [str(error)]
     if problems:

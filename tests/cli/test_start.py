@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmtrain.boxes import whole
 from slurmtrain.cli.options import words
 from slurmtrain.config.changes import stored
 from slurmtrain.config.stored import read_job
@@ -18,9 +19,9 @@ from slurmtrain.store.aside import asides
 from slurmtrain.store.leases import leased
 from slurmtrain.store.listing import steps_present
 from slurmtrain.store.local import LocalNewest, make_rules, newest_local, read_rules, tell_newest
-from slurmtrain.store.manifest import MANIFEST_NAME, TensorEntry
+from slurmtrain.store.manifest import CHUNK_BYTES, MANIFEST_NAME, StoredBox, TensorEntry
 from slurmtrain.store.origin import Ancestor, Origin, read_origin
-from slurmtrain.store.verify import read_manifest, verify
+from slurmtrain.store.verify import read_manifest, sums_of, verify
 from slurmtrain.telemetry.history import read_acts
 from tests.cli.desk import Desk, one_line_of
 from tests.store.checkpoints import save
@@ -292,10 +293,16 @@ def test_a_branch_without_a_checkpoint_of_its_own_goes_on_as_one(desk):
 
 
 def with_weights(run, step):
-    """A checkpoint whose manifest tells of the model's tensors."""
-    folder, job = save(run, step), read_job(run.job_json)
-    tensors = {f"model/{name}": TensorEntry(shape, "float32", ()) for name, shape in global_shapes(job.model).items()}
-    (folder / MANIFEST_NAME).write_bytes(replace(read_manifest(folder), tensors=tensors).to_json())
+    """A checkpoint of zeros in the shapes of the model's tensors."""
+    folder, job, at, tensors = save(run, step), read_job(run.job_json), 0, {}
+    for name, shape in global_shapes(job.model).items():
+        tensors[f"model/{name}"] = TensorEntry(shape, "float32", (StoredBox(whole(shape), "weights.h5", "d", None, at),))
+        at += 4 * whole(shape).volume
+    (folder / "weights.h5").write_bytes(bytes(at))
+    manifest = replace(
+        read_manifest(folder), tensors=tensors, files={"weights.h5": sums_of(folder / "weights.h5")}, chunk_bytes=CHUNK_BYTES
+    )
+    (folder / MANIFEST_NAME).write_bytes(manifest.to_json())
 
 
 def test_weights_of_another_run_are_looked_at_and_kept_for_the_job(desk):
