@@ -24,7 +24,7 @@ from slurmtrain.rundir import RunDir
 from slurmtrain.store.leases import lease
 from slurmtrain.store.listing import LOOKS, Found, folders_present, summary
 from slurmtrain.store.manifest import MANIFEST_NAME, Manifest
-from slurmtrain.store.verify import Policy, cheap_problems
+from slurmtrain.store.verify import Policy, cheap_problems, sampled
 
 SetAside = Callable[[int, str], None]
 """Moves a damaged checkpoint of a step out of the way, and says why."""
@@ -219,7 +219,7 @@ class _Search:
             manifest = Manifest.from_json(data, str(path))
             problems = with_tensors(manifest, cheap_problems(folder, manifest))
             damaged = bool(problems) and not _refused(folder, manifest)
-            self.loose = loose_chunks(manifest) if self.policy == "full" and not problems else {}
+            self.loose = {} if problems else _loose(manifest, self.policy)
         except OSError as error:
             problems, damaged = [f"{path}: {error.strerror or error}"], error.errno in MISSING
         except CheckpointError as error:
@@ -244,6 +244,15 @@ class _Search:
                     note = f" (not set aside: {reason_of(error)})"
             told.append((step, why + note))
         return tuple(told)
+
+
+def _loose(manifest: Manifest, policy: Policy) -> Mapping[str, Sequence[int]]:
+    """Chunks that hold no tensor and that the policy compares, by file."""
+    if policy == "sizes":
+        return {}
+    found = loose_chunks(manifest)
+    wanted = {name: set(sampled(len(manifest.files[name].xxh3_64), policy)) for name in found}
+    return {name: [chunk for chunk in chunks if chunk in wanted[name]] for name, chunks in found.items()}
 
 
 def _refused(folder: Path, manifest: Manifest) -> bool:
