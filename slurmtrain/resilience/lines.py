@@ -47,7 +47,8 @@ def _step(event: Event, steps: int, tokens_per_step: int) -> str:
 
 def _start(event: Event, _steps: int, _tokens: int) -> str:
     resumed = event.fields.get("resumed_from")
-    return f"{event.fields.get('world')} ranks are up, " + ("from the beginning" if resumed is None else f"resumed from step {resumed}")
+    up = "1 rank is up" if (world := event.fields.get("world")) == 1 else f"{world} ranks are up"
+    return f"{up}, " + ("from the beginning" if resumed is None else f"resumed from step {resumed}")
 
 
 def _save(event: Event, _steps: int, _tokens: int) -> str:

@@ -24,6 +24,7 @@ def line(kind: str, **fields: object) -> str | None:
         ("start", {"world": 8, "layout": {}, "resumed_from": 50}, ["8 ranks", "resumed from step 50"]),
         ("start", {"world": 8, "layout": {}, "resumed_from": 0}, ["8 ranks", "resumed from step 0"]),
         ("start", {"world": 8, "layout": {}, "resumed_from": None}, ["8 ranks", "from the beginning"]),
+        ("start", {"world": 1, "layout": {}, "resumed_from": None}, ["1 rank is up, from the beginning"]),
         ("save", {"step": 100, "seconds": 1.234, "bytes": 4 << 20}, ["step 100", "1.23 s", "4.0 MiB"]),
         ("save", {"step": 100, "seconds": 1.2, "write_s": 1.2, "bytes": 9, "notes": ["x"]}, ["checkpoint of step 100 in 1.20 s, 9 B; x"]),
         (
