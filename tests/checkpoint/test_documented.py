@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+import torch
 
 from slurmtrain.boxes import Box
+from slurmtrain.checkpoint.group import SoloGroup
 from slurmtrain.checkpoint.saver import ArraySource, Header, Piece, Terms
 from slurmtrain.checkpoint.sync import SyncSaver
 from slurmtrain.rundir import RunDir
@@ -67,3 +70,23 @@ def test_a_box_has_panels_and_another_shares_a_dataset(folder):
     text = (folder / "manifest.json").read_text()
     assert re.search(r'"model/large@0,0",null,\d+,512,', text)
     assert '"flat-float32",0,' in text
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_every_number_is_the_same_to_hdf5_but_the_large_ones_of_e4m3fn(tmp_path, dtype):
+    """HDF5 knows floats with infinities alone: where e4m3fn has numbers (256 to 448) it sees infinities and NaNs."""
+    bits = {"bfloat16": np.uint16}.get(dtype, np.uint8)
+    codes = np.arange(np.iinfo(bits).max + 1, dtype=bits)
+    source = ArraySource([Piece("model/w", codes.shape, Box((0,), codes.shape), dtype, codes)])
+    run = RunDir(tmp_path)
+    outcome = SyncSaver(Terms(run, RetentionPolicy(1), allow_nonfinite=True), SoloGroup(), owner_check=lambda: None).begin(
+        Header(7, 1, 0, 0.0, {}, {}), source
+    )
+    assert outcome is not None
+    assert outcome.ok, outcome
+    with h5py.File(run.checkpoint(7) / "rank-00000.h5") as file:
+        got = file[f"flat-{dtype}"].astype("f4")[:]
+    expected = torch.from_numpy(codes).view(getattr(torch, dtype)).float().numpy()
+    large = np.abs(expected) >= 256 if dtype == "float8_e4m3fn" else np.zeros(codes.shape, bool)
+    assert np.array_equal(got[~large], expected[~large], equal_nan=True)
+    assert (large.sum(), np.isfinite(got[large]).any()) == (14 if dtype == "float8_e4m3fn" else 0, False)
