@@ -61,6 +61,7 @@ def open_staging(
     for name in leftovers(_names(run.checkpoints), attempt):
         discard(run.checkpoints / name, calls)
     if run.checkpoint(step).exists() and not verify(run.checkpoint(step)):
+        calls.fsync_dir(run.checkpoints)  # whoever published it may have been refused this, or have died before it
         return None
     if size is not None and (short := full_disk(run.checkpoints, size)):
         raise CheckpointError(f"checkpoint of step {step} not begun: {short}")

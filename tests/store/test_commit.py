@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import random
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from slurmtrain.store.commit import discard, open_staging, publish
 from slurmtrain.store.listing import newest_verified, steps_present
 from slurmtrain.store.space import Need
 from slurmtrain.store.verify import verify
-from tests.fakes.syscalls import Cut, FakeSyscalls, Refusal, assert_nothing_bypassed, tree
+from tests.fakes.syscalls import Cut, FakeSyscalls, Refusal, after_power_failure, assert_nothing_bypassed, tree
 from tests.store.checkpoints import filled, manifest_of, save
 
 
@@ -232,6 +233,25 @@ def test_a_step_that_is_there_damaged_is_set_aside_for_the_new_one(tmp_path):
     found = newest_verified(run.checkpoints)
     assert found is not None
     assert (found.step, found.manifest.attempt, found.passed_over) == (10, 2, ())
+
+
+def test_one_that_was_published_but_not_made_durable_is_so_once_it_is_said_to_be_there(tmp_path):
+    """Broken: the second try of a last save says that all is well, and a power failure takes the checkpoint away."""
+    run = RunDir(tmp_path / "run")
+    save(run, 10)
+    staging, manifest = staged(run, 20)
+    calls = FakeSyscalls(tmp_path, refusals=[Refusal(errno.EIO, calls=("fsync_dir",), at=2)])
+    with pytest.raises(OSError, match="Input/output error"):
+        publish(run, staging, manifest, ours, calls=calls)
+    assert steps_present(run.checkpoints) == [10, 20]
+    for number, expected in ((calls.count, {10, 20}), (None, {20})):
+        if number is None:
+            assert open_staging(run, 20, 1, ours, calls=calls) is None
+        newest = set()
+        for seed in range(30):
+            after_power_failure(calls.log, tmp_path, tmp_path.with_name(f"{tmp_path.name}-{number}-{seed}"), random.Random(seed))
+            newest.add(steps_present(tmp_path.with_name(f"{tmp_path.name}-{number}-{seed}") / "run" / "checkpoints")[-1])
+        assert newest == expected
 
 
 class WakesUp(FakeSyscalls):
