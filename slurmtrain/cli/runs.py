@@ -83,6 +83,9 @@ def find_run(word: str, root: Path, slurm: SlurmClient) -> RunDir:
         if found:
             return found
         raise RunNotFoundError(f"no run under {root} belongs to job {word}: give its name, or --root")
+    name, _, step = word.rpartition("@")
+    if step.isdecimal() and (is_run(root / name) or is_run(Path(name))):
+        raise RunNotFoundError(f"{word!r} is a checkpoint, and a run is asked for: leave @{step} out")
     names = [run.name for run in all_runs(root)]
     there = f"there are {', '.join(names[-8:])}" if names else "there are none"
     raise RunNotFoundError(f"no run {word!r} under {root}: {there}{' and more' if len(names) > 8 else ''}; or give --root")

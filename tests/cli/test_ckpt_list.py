@@ -150,6 +150,7 @@ def test_a_run_without_checkpoints_and_one_that_is_none(desk):
     assert "run job has no checkpoint yet" in result.stderr
     assert json.loads(desk.type("ckpt", "list", "job", "--json").stdout)["checkpoints"] == []
     assert "no run 'jop' under" in one_line_of(desk.type("ckpt", "list", "jop"))
+    assert "'job@40' is a checkpoint, and a run is asked for: leave @40 out" in one_line_of(desk.type("ckpt", "list", "job@40"))
 
 
 def test_a_folder_that_cannot_be_read_is_one_line(desk, run, monkeypatch):
