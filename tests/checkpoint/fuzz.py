@@ -44,8 +44,7 @@ from slurmtrain.store.retention import kept
 from slurmtrain.store.verify import cheap_problems, read_manifest, verify
 from tests.checkpoint.fuzz_mutations import mutated_file, mutated_manifest, sealed, unsealed
 from tests.checkpoint.fuzz_oracle import Told
-from tests.checkpoint.stored import cut_columns, store
-from tests.checkpoint.test_load import with_chunks
+from tests.checkpoint.stored import cut_columns, store, with_chunks
 from tests.checkpoint.test_located import FORMAT_1, TENSORS, content
 from tests.checkpoint.tilings import part_of
 

@@ -14,8 +14,7 @@ import numpy as np
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.verify import read_manifest
 from tests.checkpoint.fuzz_mutations import sealed, unsealed
-from tests.checkpoint.stored import flip, store
-from tests.checkpoint.test_load import with_chunks
+from tests.checkpoint.stored import flip, store, with_chunks
 
 CHUNK = 1024
 VICTIM = "rank-00001.h5"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from slurmtrain.boxes import Box, whole
 from slurmtrain.checkpoint.skeleton import BoxSpec, lay_out
 from slurmtrain.checkpoint.writing import write_file
 from slurmtrain.store.manifest import MANIFEST_NAME, Manifest, StoredBox, TensorEntry
+from slurmtrain.store.verify import sums_of
 from slurmtrain.syscalls import SystemCalls
 
 
@@ -75,6 +77,11 @@ def _sorted(boxes: Sequence[StoredBox]) -> tuple[StoredBox, ...]:
 
 def _content(named: Mapping[str, tuple[str, np.ndarray]], name: str, box: Box) -> np.ndarray:
     return np.asarray(named[name][1][tuple(slice(a, b) for a, b in zip(box.offset, box.stop, strict=True))])
+
+
+def with_chunks(manifest: Manifest, folder: Path) -> Manifest:
+    """The manifest with sums of its own size of chunks, which the writer's are not."""
+    return replace(manifest, files={name: sums_of(folder / name, manifest.chunk_bytes) for name in manifest.files})
 
 
 def flip(path: Path, at: int, bit: int = 0) -> None:

@@ -22,8 +22,7 @@ from slurmtrain.errors import CheckpointError, ConfigError, CorruptCheckpointErr
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.leases import leased
 from tests.checkpoint.arrays import SHAPES, values
-from tests.checkpoint.stored import flip, store
-from tests.checkpoint.test_load import with_chunks
+from tests.checkpoint.stored import flip, store, with_chunks
 from tests.checkpoint.tilings import part_of
 from tests.fakes.thread_group import run_ranks
 
