@@ -39,7 +39,7 @@ class Committer:
             return None
         if (short := shortage(run.checkpoints, need, shell=self._shell, site=storage)) is not None:
             discard(staging, self._calls)
-            raise CheckpointError(short)
+            raise CheckpointError(f"{short}: make room, or keep fewer checkpoints (slurmtrain ckpt prune)")
         if (note := stripe(staging, storage, self._shell)) is not None:
             self._notes.append(note)
         return staging

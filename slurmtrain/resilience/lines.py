@@ -65,7 +65,7 @@ def _save(event: Event, _steps: int, _tokens: int) -> str:
 def _save_failed(event: Event, _steps: int, _tokens: int) -> str:
     durable = event.fields.get("durable")
     newest = "there is none yet" if durable is None else f"the newest is that of step {durable}"
-    return f"{event.fields.get('error')}; training goes on, {newest}"
+    return f"{event.fields.get('error')}; {newest}"
 
 
 def _load(event: Event, _steps: int, _tokens: int) -> str | None:

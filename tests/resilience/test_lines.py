@@ -35,9 +35,9 @@ def line(kind: str, **fields: object) -> str | None:
         (
             "save_failed",
             {"step": 100, "error": "checkpoint of step 100 not saved: full", "durable": 50},
-            ["checkpoint of step 100 not saved: full; training goes on, the newest is that of step 50"],
+            ["checkpoint of step 100 not saved: full; the newest is that of step 50"],
         ),
-        ("save_failed", {"step": 100, "error": "x", "durable": None}, ["x; training goes on, there is none yet"]),
+        ("save_failed", {"step": 100, "error": "x", "durable": None}, ["x; there is none yet"]),
         ("load", {"step": 50, "seconds": 0.5, "passed_over": [[60, "is short"]]}, ["step 50", "passed over step 60: is short"]),
         (
             "load",
