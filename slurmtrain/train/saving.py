@@ -86,7 +86,7 @@ class Saves:
         """Before a step, at once: hear what has ended, and raise this rank's flags."""
         here = self._here
         for outcome in self._saver.poll():
-            if not outcome.ok and outcome.tier == "shared" and outcome.step not in self._told:
+            if self._breaks(outcome):
                 here.flag.broken, self._why = True, outcome.error
             if here.first:
                 self._ended(outcome)
@@ -122,6 +122,11 @@ class Saves:
 
     def close(self) -> None:
         self._saver.close()
+
+    def _breaks(self, outcome: Outcome) -> bool:
+        """Whether the others must hear of it: that of a save before the last one was settled when that began."""
+        under_way = self._begun is not None and self._begun[0] == outcome.step
+        return under_way and not outcome.ok and outcome.tier == "shared" and outcome.step not in self._told
 
     def _time_is_up(self) -> bool:
         """A save that is under way is waited for: its successor would only stand behind it."""

@@ -100,6 +100,20 @@ def test_time_does_not_press_while_a_save_is_under_way(folder):
     assert rank.saver.saved == [3, 9]
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_failure_that_is_heard_behind_the_next_begin_costs_that_save_nothing(folder, size):
+    """`begin` has settled it. Broken: all ranks give up the save under way, which is told with the error of the one before."""
+
+    def body(group):
+        rank = Rank(folder, group, {4: ["checkpoint of step 4 not saved: full"]}, behind=True, every_steps=2)
+        rank.steps(9)
+        return rank.saver.failed, rank.events
+
+    first, *others = run_ranks(size, body)
+    assert first == ([], [("save", 2), ("save_failed", 4), ("save", 6)])
+    assert others == [([], [])] * (size - 1)
+
+
 def test_a_person_asks_and_is_answered_when_that_save_has_ended(folder):
     def body(group):
         rank = Rank(folder, group, behind=True)
