@@ -80,8 +80,10 @@ def mutated_file(rng: random.Random, path: Path, others: list[Path]) -> str:
     """Change the bytes of a data file; how, in words."""
     data = bytearray(path.read_bytes())
     kind = rng.choice(("bit", "bit", "bit", "bytes", "zeros", "cut", "longer", "other", "turned", "structure"))
-    at, count = rng.randrange(len(data)), rng.choice((1, 7, 512, 5000))
-    if kind == "bit":
+    at, count = rng.randrange(len(data) or 1), rng.choice((1, 7, 512, 5000))
+    if not data:
+        data += b"more"
+    elif kind == "bit":
         data[at] ^= 1 << rng.randrange(8)
     elif kind == "structure":
         at = rng.randrange(min(2048, len(data)))

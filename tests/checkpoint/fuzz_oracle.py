@@ -45,10 +45,11 @@ class Told:
 
     def value(self, name: str, start: Sequence[int], extent: Sequence[int]) -> np.ndarray:
         """Of a part of a tensor."""
-        dtype, shape, rows = self.raw["tensors"][name][:3]
+        dtype, shape, *rest = self.raw["tensors"][name]
+        rows = rest[0] if 0 not in extent else ()
         kind, stop = np.dtype(KINDS[dtype]), [a + b for a, b in zip(start, extent, strict=True)]
         content, seen = np.zeros(extent, kind), np.zeros(extent, np.int64)
-        for row in rows if content.size else ():
+        for row in rows:
             if len(row) != 7 or not len(row[5]) == len(row[6]) == len(shape):
                 continue  # no box: the others must do
             number, _, _, at, panel, offset, extents = row
