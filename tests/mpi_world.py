@@ -27,6 +27,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -41,6 +42,7 @@ from slurmtrain.rundir import RunDir
 ROOT = Path(__file__).resolve().parent.parent
 STUB = ROOT / "tests" / "zygote.py"
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
+_ONE_AT_A_TIME = threading.Lock()
 _DROPPED = ("SLURM_", "SBATCH_", "SRUN_", "PMI_", "PMIX_", "HYDRA_", "MPI_LOCAL", "SLURMTRAIN_")
 
 
@@ -142,8 +144,13 @@ def run_world(
         return Finished(done.rc, done.out, [None if rank in missing else pickle.loads(f.read_bytes()) for rank, f in enumerate(files)])
 
 
-@cache
 def _zygote() -> Path:
+    with _ONE_AT_A_TIME:
+        return _started_zygote()
+
+
+@cache
+def _started_zygote() -> Path:
     """The socket of this session's zygote, which ends when this process does: its standard input is a pipe that closes then."""
     path = Path(tempfile.mkdtemp(prefix="zygote-")) / "socket"
     process = subprocess.Popen(

@@ -69,10 +69,12 @@ class ForkServer:
     def close(self) -> None:
         """Let the process end; its writers end by themselves."""
         self._wire.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(5.0)
-            return
-        self._process.kill()
+        for last in (False, True):
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(5.0)
+                return
+            if not last:
+                self._process.kill()
 
     def _answer(self) -> int:
         try:
