@@ -58,7 +58,7 @@ def serve(path):
                 return
             if key.data == "new":
                 _adopt(listener, chooser)
-            else:
+            elif key.fd in chooser.get_map():  # not both of a child that ended with its stub
                 _ended(chooser, *key.data)
 
 
@@ -140,11 +140,11 @@ def _be_rank(order, rights):
 
 
 def _leave_mpi():
-    """As the interpreter's end would: the process manager must hear of it."""
+    """Wait for the other ranks, as MPI's end does: mpiexec takes one that goes earlier for lost, and ends the rest."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized():
         return
-    if sys.modules["mpi4py"].rc.finalize is not False and not mpi.Is_finalized():
+    if not mpi.Is_finalized():
         mpi.Finalize()
     from slurmtrain.runtime.finish import exit_process
 
