@@ -162,9 +162,10 @@ def faults_of(calls, rng, share):
         for number, (name, path) in enumerate(asked, 1):
             ways = [("dies", {"cut_at": number, "kill": True})]
             ways += [("dies in", {"cut_at": number, "kill": True, "torn": True})] if name == "pwrite" else []
-            for code in CODES:
-                ways += [(f"refused, {errno.errorcode[code]}", {"refusals": [{"code": code, "at": number, "calls": [], "times": 1}]})]
-            ways += [("refused from there on", {"refusals": [{"code": errno.EROFS, "at": number, "calls": [], "times": None}]})]
+            nth = number - [one for one, _ in asked[:number]].count("settle")  # which is never refused
+            for code in CODES if name != "settle" else ():
+                ways += [(f"refused, {errno.errorcode[code]}", {"refusals": [{"code": code, "at": nth, "calls": [], "times": 1}]})]
+            ways += [("refused from there on", {"refusals": [{"code": errno.EROFS, "at": nth, "calls": [], "times": None}]})]
             for way, fields in ways:
                 if rng.random() < share:
                     yield rank, faulty_door(most=MOST, **fields), f"writer {rank}: {way} {name} {path}, call {number}"
@@ -194,10 +195,10 @@ def test_writers_that_die_or_are_refused_at_any_call(tmp_path, sizes, share):
     print(f"{len(trials)} trials, {sum(ok)} saved all the same")
 
 
-@pytest.mark.parametrize("sizes", [ALONE, TOGETHER], ids=["a file each", "one file"])
+@pytest.mark.parametrize("sizes, keep", [(ALONE, 2), (TOGETHER, 9)], ids=["a file each", "one file, all kept"])
 @pytest.mark.parametrize("seeds", [pytest.param(2, id="some"), pytest.param(60, id="many", marks=pytest.mark.long)])
-def test_a_power_failure_after_any_call_of_any_writer(tmp_path, sizes, seeds):
-    """Of two saves, of which the second removes the oldest; the calls of both writers are in the order in which they were made."""
+def test_a_power_failure_after_any_call_of_any_writer(tmp_path, sizes, keep, seeds):
+    """Of two saves, which remove the oldest or not; the calls of both writers are in the order in which they were made."""
     run, log = RunDir(tmp_path / "run"), tmp_path / "log"
     log.mkdir()
     begun(run, sizes)
@@ -212,7 +213,7 @@ def test_a_power_failure_after_any_call_of_any_writer(tmp_path, sizes, seeds):
             ended[step] = len(asked_of(log))
             group.barrier()
 
-    assert savers(run, 2, body, sizes=sizes, door=logged_door(log, run.path, most=MOST)) == [None, None]
+    assert savers(run, 2, body, sizes=sizes, keep=keep, door=logged_door(log, run.path, most=MOST)) == [None, None]
     calls = log_of(log, before)
     after_power_failure(calls, run.path, tmp_path / "all", random.Random(0))
     seen = set()
@@ -229,4 +230,5 @@ def test_a_power_failure_after_any_call_of_any_writer(tmp_path, sizes, seeds):
                 assert step == 30 > durable or verify(after.checkpoint(step)) == [], (number, seed, step)
             seen.add((durable, found.step))
             shutil.rmtree(after.path)
-    assert seen == {(20, 20), (20, 30), (30, 30), (30, 40), (40, 40)}
+    assert seen >= {(20, 20), (30, 30), (40, 40)}
+    assert seen & {(20, 30), (30, 40)}, "a new one that is not durable yet may be there"
