@@ -88,13 +88,14 @@ def train(group: PipeGroup, mates: Any, order: dict[str, Any], server: ForkServe
     state, writers = Training(rank, group.size), set[int]()
     saver = AsyncSaver(terms(run, timeout_s=20.0), group, mates, server=server, door=order["door"], orphan_s=0.4)
 
-    def heard(outcomes: list[Any]) -> bool:
+    def heard(outcomes: list[Any], now: int = 0) -> bool:
+        """Whether the save of step `now` has failed here."""
         if saver._link._writer is not None and writer_pid(saver) not in writers:
             writers.add(writer_pid(saver))
             say("writer", rank, writer_pid(saver))
         for one in outcomes if rank == 0 else []:
             say("done" if one.ok else "failed", 0, one.step)
-        return any(not one.ok for one in outcomes)
+        return any(not one.ok and one.step == now for one in outcomes)
 
     saver.prepare(state.source)
     heard([])
@@ -109,7 +110,7 @@ def train(group: PipeGroup, mates: Any, order: dict[str, Any], server: ForkServe
         heard([])
         for more in range(1, 1 + step % 7):
             state.at(step + more)
-            if group.highest(int(heard(saver.poll()))):
+            if group.highest(int(heard(saver.poll(), step))):
                 saver.fail("a writer has failed")
             threading.Event().wait(0.003)
     heard(saver.wait())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = {"manifest": (0, 120), "files": (0, 50), "first": (0, 16)}
+QUICK = {"manifest": (0, 100), "files": (0, 40), "first": (0, 16)}
 LONG = {"manifest": (1000, 5000), "manifest again": (6000, 5000), "files": (1000, 1500), "first": (1000, 500)}
 
 
