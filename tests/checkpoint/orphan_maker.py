@@ -1,6 +1,6 @@
 """A program for test_orphans: ranks as threads that begin an asynchronous save, say their writers' pids, and wait to be killed.
 
-Arguments: run folder, number of ranks, gate (doors.held), "begin" or "idle". stdout: one line of JSON, the pids.
+Arguments: run folder, number of ranks, gate (doors.held), "begin" or "idle", seconds that a writer waits for others. stdout: one line of JSON, the pids.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tests.checkpoint.staging import writer_pid
 from tests.fakes.thread_group import run_ranks
 
 
-def main(folder: str, ranks: str, gate: str, what: str) -> None:
+def main(folder: str, ranks: str, gate: str, what: str, orphan_s: str) -> None:
     ready = threading.Barrier(int(ranks) + 1)
     pids = {}
 
     def body(group):
-        saver = AsyncSaver(terms(RunDir(Path(folder))), group, door=held_door(Path(gate)), orphan_s=0.5)
+        saver = AsyncSaver(terms(RunDir(Path(folder))), group, door=held_door(Path(gate)), orphan_s=float(orphan_s))
         saver.prepare(source(10, group.rank, group.size))
         pids[group.rank] = writer_pid(saver)
         if what == "begin":

@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def killed_ranks(run, ranks, what="begin"):
-    """Writers' pids and the gate that holds them, once their ranks have been killed."""
+def killed_ranks(run, ranks, what="begin", orphan_s=0.5):
+    """Writers' pids and the gate that holds them, once their ranks have been killed. `orphan_s`: they wait so long for one another."""
     gate = run.path / "gate"
-    argv = [sys.executable, "-m", "tests.checkpoint.orphan_maker", str(run.path), str(ranks), str(gate), what]
+    argv = [sys.executable, "-m", "tests.checkpoint.orphan_maker", str(run.path), str(ranks), str(gate), what, str(orphan_s)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT) as program:
         try:
             pids = json.loads(program.stdout.readline())
