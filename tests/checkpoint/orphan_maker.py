@@ -1,6 +1,7 @@
 """A program for test_orphans: ranks as threads that begin an asynchronous save, say their writers' pids, and wait to be killed.
 
-Arguments: run folder, number of ranks, gate (doors.held), "begin" or "idle", seconds that a writer waits for others. stdout: one line of JSON, the pids.
+Arguments: run folder, number of ranks, gate (doors.held), "begin" or "idle", seconds that a writer waits for others.
+stdout: one line of JSON, the pids.
 """
 
 from __future__ import annotations
