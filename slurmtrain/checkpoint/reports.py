@@ -105,7 +105,7 @@ def read_word(path: Path) -> Report | Refusal | None:
     """The word in a file; None where it is not whole yet, which a shared file system may show for a moment. Raises OSError."""
     try:
         return _decoded(json.loads(path.read_bytes()), path)
-    except (ValueError, KeyError, TypeError, AssertionError):
+    except (ValueError, LookupError, TypeError, AttributeError, AssertionError):
         return None
 
 

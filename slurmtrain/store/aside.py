@@ -75,5 +75,5 @@ def _note(folder: Path) -> tuple[str, float]:
     try:
         said = json.loads((folder / NOTE_NAME).read_bytes())
         return str(said["why"]), float(said["t"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return "", 0.0

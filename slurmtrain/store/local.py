@@ -81,7 +81,7 @@ def read_rules(run: RunDir) -> Rules | None:
         if int(raw["v"]) > LOCAL_VERSION:
             raise CheckpointError(f"{run.local_rules}: format version {raw['v']}: use a newer slurmtrain")
         return Rules(str(raw["id"]), tuple((int(attempt), int(step)) for attempt, step in raw["forgotten"]))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
@@ -138,7 +138,7 @@ def _newest(run: RunDir) -> LocalNewest | None:
     raw = _read(run.local_json)
     try:
         return None if raw is None else LocalNewest(int(raw["step"]), int(raw["attempt"]), float(raw["t"]), tuple(map(str, raw["nodes"])))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

@@ -80,7 +80,7 @@ def from_json(data: bytes, where: str = "origin.json") -> Origin:
         raw = json.loads(data)
         version, run, step = int(raw["v"]), Path(str(raw["run"])), int(raw["step"])
         lineage = tuple(Ancestor(Path(str(one["run"])), int(one["step"])) for one in raw.get("lineage", ()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise CheckpointError(f"{where}: is damaged: it does not name the checkpoint that this run began with") from None
     if version > ORIGIN_VERSION:
         raise CheckpointError(f"{where}: format version {version}; this release reads up to {ORIGIN_VERSION}: use a newer slurmtrain")

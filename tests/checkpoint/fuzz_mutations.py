@@ -76,6 +76,20 @@ def mutated_state(rng: random.Random, raw: dict[str, Any]) -> tuple[bytes, str]:
     return sealed(_with_raw(json.dumps(raw, separators=(",", ":"))).encode("utf-8", "surrogatepass")), "; ".join(words)
 
 
+def mutated_note(rng: random.Random, data: bytes) -> bytes:
+    """A small file of JSON, its values changed, or its bytes changed or cut."""
+    if rng.random() < 0.3:
+        changed = bytearray(data)
+        for _ in range(rng.randint(1, 3)):
+            changed[rng.randrange(len(changed))] = rng.randrange(256)
+        return bytes(changed[: rng.randrange(len(changed) + 1)] if rng.random() < 0.5 else changed)
+    held = {"all": json.loads(data)}
+    for _ in range(rng.choice((1, 1, 2))):
+        where, key = rng.choice(_places(held))
+        where[key] = _value(rng, where[key])
+    return _with_raw(json.dumps(held["all"])).encode("utf-8", "surrogatepass")
+
+
 def mutated_file(rng: random.Random, path: Path, others: list[Path]) -> str:
     """Change the bytes of a data file; how, in words."""
     data = bytearray(path.read_bytes())
