@@ -113,6 +113,28 @@ class AttemptDir:
         """Who may make this attempt: linked into place by one supervisor, never replaced."""
         return self.path / "claim.json"
 
+    @property
+    def plan_json(self) -> Path:
+        """The layout of this attempt where it is another than the run's (elastic)."""
+        return self.path / "plan.json"
+
+    @property
+    def deputy(self) -> Path:
+        """Linked into place by whoever acts for a supervisor that is gone: once in an attempt."""
+        return self.path / "deputy.json"
+
+    @property
+    def stacks_dir(self) -> Path:
+        """Where each rank was when the attempt was found to hang."""
+        return self.path / "stacks"
+
+    def stack(self, rank: int) -> Path:
+        return self.stacks_dir / f"rank-{rank:05d}.txt"
+
+    def flight_record(self, rank: int) -> Path:
+        """What torch's flight recorder knew of a rank's collectives."""
+        return self.stacks_dir / f"rank-{rank:05d}.flight.json"
+
     def node_log(self, index: int) -> Path:
         return self.path / f"node-{index:03d}.log"
 
@@ -283,6 +305,16 @@ class RunDir:
     @property
     def budget_json(self) -> Path:
         return self.path / "budget.json"
+
+    @property
+    def faults_json(self) -> Path:
+        """Faults that ranks are to meet on purpose (drills)."""
+        return self.path / "faults.json"
+
+    @property
+    def examination_json(self) -> Path:
+        """A silent corruption that is being looked into."""
+        return self.path / "examination.json"
 
     @property
     def history_jsonl(self) -> Path:

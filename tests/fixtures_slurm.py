@@ -97,6 +97,12 @@ class SlurmCluster:
         self.wait(f"job {job} in {' '.join(sorted(wanted))}", lambda: self.job(job).get("JobState") in wanted, timeout_s)
         return self.job(job)
 
+    def start_requeued(self, job: str, restarts: int = 1) -> None:
+        """Wait until the job was requeued so often, and spare it its begin time; it may have begun by itself meanwhile."""
+        self.wait(f"requeue {restarts} of job {job}", lambda: self.job(job).get("Restarts") == str(restarts), timeout_s=90)
+        if self.job(job).get("JobState") == "PENDING":
+            self.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False)
+
     def fail(self, *nodes: str) -> None:
         self._do("fail", *nodes)
 

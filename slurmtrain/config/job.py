@@ -10,6 +10,7 @@ from slurmtrain.config.base import FORMAT_VERSION, Frozen, NonNegative, Positive
 from slurmtrain.config.data import DataConfig
 from slurmtrain.config.model import ModelConfig
 from slurmtrain.config.parallel import ParallelConfig
+from slurmtrain.config.recovery import Continuation, RecoveryConfig
 from slurmtrain.config.training import EvaluationConfig, MetricsConfig, OptimizerConfig, TargetConfig, TrainingConfig
 from slurmtrain.config.values import ArrayRange, Duration, Environment, Line, RunName, SbatchExtra, Version, Word
 
@@ -76,6 +77,9 @@ class SlurmConfig(Frozen):
     """Part of a node (no --exclusive then); default: all the site's GPUs of a node."""
     array: ArrayRange | None = None
     """Segments of the run as an array of one at a time: "1-4%1"."""
+    continuation: Continuation = "requeue"
+    links: Positive = 10
+    """Of a chain: how many jobs the run may take, one after another."""
     template: Word | None = None
     """Name of an sbatch template; default: the site's."""
     extra: SbatchExtra = ()
@@ -96,6 +100,7 @@ class JobConfig(Frozen):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     target: TargetConfig | None = None
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
     slurm: SlurmConfig = Field(default_factory=SlurmConfig)
     environment: Environment = Field(default_factory=dict)
     """Variables of the ranks, verbatim; they win over the site's."""

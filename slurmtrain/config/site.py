@@ -38,6 +38,8 @@ class SiteSlurm(Frozen):
     """Type in --gpus-per-node=TYPE:N."""
     exclusive: bool = True
     template: Word = "train"
+    commands_on_nodes: bool = True
+    """Whether scontrol can be called on compute nodes; without it nobody can ask for a requeue when the batch host is lost."""
     stop_notice_s: NonNegative = 300
     """--signal=B:USR2@this; bash alone hears it, up to 60 s early."""
     extra: SbatchExtra = ()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slurmtrain.atomic import Disk, SystemDisk
 from slurmtrain.clock import Clock
 from slurmtrain.config.stored import read_job, read_plan, read_site
 from slurmtrain.errors import LaunchError
+from slurmtrain.resilience.agents import Agents, NoAgents
 from slurmtrain.resilience.allocation import Allocation, LocalAllocation, SlurmAllocation
 from slurmtrain.resilience.ranks import Setup
 from slurmtrain.resilience.signals import Signals
@@ -37,6 +38,7 @@ class Composition:
     say: Callable[[str], None]
     foreground: bool = False
     command: tuple[str, ...] | None = None
+    agents: Agents = field(default_factory=NoAgents)
 
     @property
     def run(self) -> RunDir:

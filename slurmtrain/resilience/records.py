@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from slurmtrain.atomic import Disk, to_json
 from slurmtrain.rundir import RunDir
+from slurmtrain.telemetry.causes import Cause
 
 RECORD_VERSION = 1
 OutcomeKind = Literal["finished", "stopped", "requeue", "config", "failed", "node_failure", "launch"]
@@ -19,7 +20,11 @@ rank (78). failed: a fault of code. node_failure: a node is gone. launch: no ran
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended. `cause`: one line; `rank`, `node`: where the first fault was; `signal`: the one that led to the end."""
+    """How an attempt ended. `cause`: one line; `rank`, `node`: where the first fault was; `signal`: the one that led to the end.
+
+    `category`: the cause in one word; None in records of earlier releases. `fault_t`: when the fault happened, as far as it can be told
+    (the newest sign of life before it); `seen_t`: when the supervisor noticed it; seconds since the epoch.
+    """
 
     kind: OutcomeKind
     cause: str
@@ -29,6 +34,9 @@ class Outcome:
     last_durable_step: int | None = None
     t_end: float = 0.0
     signal: str = ""
+    category: Cause | None = None
+    fault_t: float | None = None
+    seen_t: float | None = None
 
 
 @dataclass(frozen=True)

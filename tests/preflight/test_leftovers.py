@@ -71,8 +71,7 @@ python -m slurmtrain.preflight.node {run.path} 1
 srun -n2 --mpi=pmi2 python -c "{MPI}"
 """)
     job = cluster.sbatch("-N1", "-n2", "--requeue", "--open-mode=append", f"--output={tmp_path}/out", script, cwd=tmp_path)
-    cluster.wait_job(job, "PENDING")
-    cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+    cluster.start_requeued(job)
     shown = cluster.wait_job(job)
     assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1"), (tmp_path / "out").read_text()
     assert "size 2" in (tmp_path / "out").read_text()

@@ -35,12 +35,6 @@ def wait_for_step(cluster: SlurmCluster, run: RunDir, step: int) -> None:
     cluster.wait(f"step {step}", lambda: any(done >= step for done in steps_of(run)))
 
 
-def start_now(cluster: SlurmCluster, job: str) -> None:
-    """A requeued job would wait for its begin time."""
-    cluster.wait_job(job, "PENDING")
-    cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
-
-
 def outcome(run: RunDir, attempt: int = 1):
     return read_attempt(run, attempt).outcome
 
@@ -84,7 +78,7 @@ def test_usr2_and_term_close_together_save_requeue_once_and_the_run_finishes(clu
     cluster.run(["scancel", "--batch", "--signal=TERM", job])
     time.sleep(0.05)
     cluster.run(["scancel", "--batch", "--signal=USR2", job])
-    start_now(cluster, job)
+    cluster.start_requeued(job)
     shown = cluster.wait_job(job)
     log = run.slurm_out(job).read_text()
     assert (shown["JobState"], shown["Restarts"], shown["ExitCode"]) == ("COMPLETED", "1", "0:0"), f"{shown}\n{log}"
@@ -128,9 +122,7 @@ def test_only_term_at_the_time_limit_saves_and_requeues(cluster, started):
 
 def test_a_dead_node_is_told_from_a_fault_and_the_job_comes_back_by_slurms_own_requeue(cluster, started):
     run, job = started["dead"].run, started["dead"].job
-    cluster.wait("a requeue", lambda: cluster.job(job).get("Restarts") == "1")
-    if cluster.job(job)["JobState"] == "PENDING":
-        cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False)
+    cluster.start_requeued(job)
     shown = cluster.wait_job(job)
     log = run.slurm_out(job).read_text()
     lost = read_attempt(run, 1).nodes[-1]

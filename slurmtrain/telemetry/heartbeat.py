@@ -1,0 +1,158 @@
+"""A rank's sign of life: 128 bytes in node-local memory, written by plain stores, so that no lock, file system or torch can hold it up.
+
+A record counts only when its checksum fits: a reader that comes between two stores looks again. Times are of the node's monotonic clock;
+only processes of the same node compare them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, get_args
+
+from slurmtrain.clock import Clock
+
+Phase = Literal["init", "load", "step", "wait", "save", "eval", "data", "end"]
+"""init: until the world is up. load: first values or a checkpoint. step: computing, and the collectives in it. wait: in the step's one
+reduction, with all of its own work done. save, eval, data: as they say. end: leaving."""
+PHASES: tuple[Phase, ...] = get_args(Phase)
+MEMORY = Path("/dev/shm")  # noqa: S108 node-local memory is the point; the folder below is the user's own
+_LAYOUT = struct.Struct("<4sHHIIQQddd")
+_MAGIC = b"STHB"
+_SIZE = 128
+_LOOKS = 5
+_NAME = re.compile(r"rank-(\d{5,})")
+
+
+@dataclass(frozen=True)
+class Beat:
+    """`t`: of this sign; `since`: of the beginning of the phase; both monotonic seconds. `step`: last one completed.
+
+    `entered`: collectives that the rank has entered so far (the fewest: who kept the others waiting); `work_s`: what the last step took
+    on this rank without waiting for others.
+    """
+
+    rank: int
+    attempt: int
+    pid: int
+    phase: Phase
+    step: int
+    t: float
+    since: float
+    entered: int = 0
+    work_s: float = 0.0
+
+
+class Heart(Protocol):
+    """What a rank beats with."""
+
+    def beat(self, phase: Phase | None = None, *, step: int | None = None, work_s: float | None = None) -> None:
+        """Be alive; a phase that is given begins now."""
+
+    def enter(self) -> None:
+        """Count a collective, before it is entered."""
+
+    def at(self, phase: Phase) -> AbstractContextManager[None]:
+        """Be in a phase for a while, then in the one before."""
+
+
+class SilentHeart:
+    """Where nobody listens: tests, tools, nodes without memory for it."""
+
+    def beat(self, phase: Phase | None = None, *, step: int | None = None, work_s: float | None = None) -> None:
+        pass
+
+    def enter(self) -> None:
+        pass
+
+    def at(self, phase: Phase) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
+
+
+class SharedHeart:
+    """Beats into a file of node-local memory. Raises OSError where it cannot be made."""
+
+    def __init__(self, folder: Path, rank: int, attempt: int, clock: Clock) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path = folder / f"rank-{rank:05d}"
+        self._clock, self._rank, self._attempt, self._pid = clock, rank, attempt, os.getpid()
+        self._phase: Phase = "init"
+        self._since = clock.monotonic()
+        self._step, self._entered, self._work_s = 0, 0, 0.0
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(fd, _SIZE)
+            self._memory = mmap.mmap(fd, _SIZE)
+        finally:
+            os.close(fd)
+        self.beat()
+
+    def beat(self, phase: Phase | None = None, *, step: int | None = None, work_s: float | None = None) -> None:
+        now = self._clock.monotonic()
+        if phase is not None:
+            self._phase, self._since = phase, now
+        self._step = self._step if step is None else step
+        self._work_s = self._work_s if work_s is None else work_s
+        body = _LAYOUT.pack(
+            *(_MAGIC, 1, PHASES.index(self._phase), self._rank, self._attempt, self._pid),
+            *(self._step << 40 | (self._entered & 0xFFFFFFFFFF), now, self._since, self._work_s),
+        )
+        self._memory[: len(body) + 4] = body + zlib.crc32(body).to_bytes(4, "little")
+
+    def enter(self) -> None:
+        self._entered += 1
+        self.beat()
+
+    @contextmanager
+    def at(self, phase: Phase) -> Iterator[None]:
+        before = self._phase
+        self.beat(phase)
+        try:
+            yield
+        finally:
+            self.beat(before)
+
+
+def heartbeat_dir(run: Path, attempt: int, node: str, memory: Path = MEMORY) -> Path:
+    """Where the ranks of a node beat; nodes that are emulated on one machine have a folder each."""
+    return run_memory(run, memory) / node / f"a{attempt:04d}"
+
+
+def run_memory(run: Path, memory: Path = MEMORY) -> Path:
+    """All that a run has in a node's memory."""
+    key = hashlib.sha256(os.fsencode(run.absolute())).hexdigest()[:16]
+    return memory / f"slurmtrain-{os.getuid()}" / key
+
+
+def read_beats(folder: Path) -> dict[int, Beat]:
+    """The newest sign of each rank of a node; one that cannot be read whole is left out."""
+    found: dict[int, Beat] = {}
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if _NAME.fullmatch(path.name) and (beat := read_beat(path)) is not None:
+                found[beat.rank] = beat
+    return found
+
+
+def read_beat(path: Path) -> Beat | None:
+    """A rank's newest sign; None where there is none."""
+    for _ in range(_LOOKS):
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        body = data[: _LAYOUT.size]
+        if len(data) == _SIZE and zlib.crc32(body).to_bytes(4, "little") == data[_LAYOUT.size : _LAYOUT.size + 4]:
+            magic, version, phase, rank, attempt, pid, counts, t, since, work_s = _LAYOUT.unpack(body)
+            if magic != _MAGIC or version != 1 or phase >= len(PHASES):
+                return None
+            return Beat(rank, attempt, pid, PHASES[phase], counts >> 40, t, since, counts & 0xFFFFFFFFFF, work_s)
+    return None
