@@ -39,6 +39,12 @@ def read_plan(path: Path) -> Plan:
     return _read(path, Plan)
 
 
+def plan_of_attempt(run: RunDir, number: int) -> Plan:
+    """The layout of an attempt: its own where it is another than the run's (elastic), else the run's. Raises ConfigError."""
+    own = run.attempt(number).plan_json
+    return read_plan(own if own.exists() else run.plan_json)
+
+
 def _read(path: Path, model: type[M]) -> M:
     where = str(path)
     try:

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.site import SiteConfig
-from slurmtrain.config.stored import read_plan, read_site
+from slurmtrain.config.stored import plan_of_attempt, read_site
 from slurmtrain.errors import ConfigError, LaunchError, SlurmtrainError
 from slurmtrain.fabric.discovery import discover, load_nvml
 from slurmtrain.fabric.topology import check_domains
@@ -30,7 +30,7 @@ def start_world(run: RunDir, environ: MutableMapping[str, str], standing: Standi
     """
     attempt = attempt_number(environ)
     start = read_attempt(run.attempt(attempt))
-    plan = read_plan(run.plan_json)
+    plan = plan_of_attempt(run, attempt)
     site = read_site(run.site_json)
     if (len(start.nodes), start.tasks_per_node) != (plan.nodes, plan.gpus_per_node):
         raise LaunchError(
