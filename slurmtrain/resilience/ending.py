@@ -1,21 +1,31 @@
-"""What the supervisor does when an attempt is over: its exit code, and whether it asks Slurm for a requeue. Pure.
+"""What the supervisor does when an attempt is over: another one at once, or the end with a code, and perhaps a requeue. Pure.
 
-| outcome | where | requeue asked | code |
-|---|---|---|---|
-| finished, stopped | anywhere | no | 0 |
-| requeue | in the foreground, or without Slurm | no | 75 |
-| requeue | a segment of an array | no: the next segment goes on | 0 |
-| requeue | no newer checkpoint in the last `limit` attempts | no | 93 |
-| requeue | USR2 or the deadline, job RUNNING | once | 75 |
-| requeue | job no longer RUNNING, Reason=TimeLimit | once | 75 |
-| requeue | job RUNNING in the GraceTime of a preemption: to end now without asking would be its end for good | once | 75 |
-| requeue | TERM by hand, job RUNNING | no | 75 |
-| requeue | anything else (scancel, preemption without GraceTime: Slurm has decided) | no | 75 |
-| config | anywhere | no | 78 |
-| failed, launch | anywhere | no | 1 |
-| node_failure | Slurm has taken the job back, or is about to | no | 75 |
-| node_failure | Slurm left the job RUNNING past its own limit | once | 75 |
-| node_failure | in the foreground, or without Slurm | no | 1 |
+In this order; the first that holds is done. "Another one": `Again`, in the same allocation, after the budget's pause.
+
+| attempt | where | done | requeue asked | code |
+|---|---|---|---|---|
+| finished, stopped | anywhere | end | no | 0 |
+| config | anywhere | end | no | 78 |
+| a person cancelled, or Ctrl-C | anywhere | end | no | 75 stopped, 1 else |
+| requeue | in the foreground, or without Slurm | end | no | 75 |
+| requeue | no newer checkpoint in too many attempts (the budget is spent) | end | no | 93 |
+| requeue | a segment of an array, a link of a chain | end: the next one goes on | no | 0; the last link 75 |
+| requeue | USR2 or the deadline, job RUNNING | end | once | 75 |
+| requeue | job no longer RUNNING, Reason=TimeLimit | end | once | 75 |
+| requeue | job RUNNING in the GraceTime of a preemption: to end now without asking would be its end for good | end | once | 75 |
+| requeue | TERM by hand, job RUNNING | end | no | 75 |
+| requeue | anything else (scancel, preemption without GraceTime: Slurm has decided) | end | no | 75 |
+| node_failure | Slurm has taken the job back, or is about to | end | no | 75 |
+| a fault | its budget is spent | end | no | 93 |
+| a fault | TERM by hand | end | no | 1 |
+| a fault | job no longer RUNNING | end | Reason=TimeLimit: once; else no | 75, 1 |
+| a fault | preempted, not yet taken | end | once | 75 |
+| a fault | in_place, enough good nodes, time for a start and a save; for a dead node: the job keeps running (--no-kill, or no Slurm) | another one | - | - |
+| a fault | in the foreground, or without Slurm | end | no | 1 |
+| a fault | a segment of an array, a link of a chain | end: the next one goes on | no | 1 |
+| a fault | else | end | once | 75 |
+
+A fault: failed, launch, node_failure; and a stop for a requeue that was asked because of a fault (a slow node).
 """
 
 from __future__ import annotations
@@ -24,8 +34,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurmtrain.errors import EXIT_CONFIG, EXIT_FAULT, EXIT_NO_RESTART, EXIT_OK, EXIT_TEMPFAIL
+from slurmtrain.resilience.budget import Allowed, Exhausted
 from slurmtrain.resilience.records import AttemptRecord, Outcome
 from slurmtrain.slurm.types import JobInfo
+from slurmtrain.telemetry.causes import NOBODYS_FAULT
+from slurmtrain.units import counted
 
 NO_PROGRESS_LIMIT = 3
 """Attempts in a row that end for a requeue without a newer durable checkpoint."""
@@ -33,7 +46,11 @@ NO_PROGRESS_LIMIT = 3
 
 @dataclass(frozen=True)
 class Scene:
-    """All that the decision needs. `job`: Slurm's word after the attempt's end (None: no Slurm, or no answer)."""
+    """All that the decision needs. `job`: Slurm's word after the attempt's end (None: no Slurm, or the job is unknown to it).
+
+    `good`: nodes of this allocation that may be used; `needed`: by a world; `no_kill`: the job outlives its nodes;
+    `time_left_s`: until the job's limit (None: it has none); `needed_s`: what a start, a step and a save take.
+    """
 
     outcome: Outcome
     job: JobInfo | None
@@ -41,6 +58,20 @@ class Scene:
     """The stop was asked by USR2 (heard while the job ran) or by the deadline."""
     foreground: bool = False
     segment: bool = False
+    """A member of `slurm.array`."""
+    chain: bool = False
+    """A link of `slurm.continuation = "chain"`."""
+    last_link: bool = False
+    budget: Allowed | Exhausted | None = None
+    """None: faults are not followed by another start."""
+    cancelled: bool = False
+    """A person cancelled since the run was submitted."""
+    good: int = 0
+    needed: int = 0
+    no_kill: bool = False
+    in_place: bool = False
+    time_left_s: float | None = None
+    needed_s: float = 60.0
     stuck: int = 0
     """Attempts in a row without a newer checkpoint, this one included."""
 
@@ -54,20 +85,26 @@ class End:
     why: str = ""
 
 
-def decide_end(scene: Scene) -> End:
+@dataclass(frozen=True)
+class Again:
+    """Another attempt in this allocation, after a pause."""
+
+    delay_s: float
+    why: str
+
+
+def decide_end(scene: Scene) -> End | Again:
     """The table above."""
     kind = scene.outcome.kind
     if kind in {"finished", "stopped"}:
         return End(EXIT_OK, why="the run is complete" if kind == "finished" else "a person asked for it: not started again")
     if kind == "config":
         return End(EXIT_CONFIG, why="wrong configuration: not started again")
-    if kind == "requeue":
+    if scene.cancelled or scene.outcome.category == "cancelled" or scene.outcome.signal == "INT":
+        return End(EXIT_TEMPFAIL if kind == "requeue" else EXIT_FAULT, why="a person ended it: not started again")
+    if kind == "requeue" and (scene.outcome.category in NOBODYS_FAULT or scene.outcome.category is None):
         return _after_stop(scene)
-    if kind == "node_failure" and scene.job is not None and not scene.foreground:
-        if scene.job.state == "RUNNING":
-            return End(EXIT_TEMPFAIL, requeue=True, why="Slurm keeps the job running without its node: asking for a requeue")
-        return End(EXIT_TEMPFAIL, why="Slurm requeues the job itself")
-    return End(EXIT_FAULT, why="a fault: not started again")
+    return _after_fault(scene)
 
 
 def _after_stop(scene: Scene) -> End:
@@ -76,14 +113,84 @@ def _after_stop(scene: Scene) -> End:
         return End(EXIT_TEMPFAIL, why="stopped at a checkpoint: start it again to go on")
     if scene.segment:
         return End(EXIT_OK, why="stopped at a checkpoint: the next segment goes on")
+    if isinstance(scene.budget, Exhausted):
+        return _spent(scene.budget)
+    if scene.chain:
+        return _next_link(scene)
     running, timed_out = job.state == "RUNNING", job.reason == "TimeLimit"
     if running and not (scene.own_will or job.in_grace):
         return End(EXIT_TEMPFAIL, why="TERM by hand: no requeue asked (USR2 asks for one); go on by `slurmtrain submit --resume`")
     if not running and not timed_out:
         return End(EXIT_TEMPFAIL, why=f"no requeue asked: Slurm has decided (state {job.state}, reason {job.reason or 'None'})")
-    if scene.stuck >= NO_PROGRESS_LIMIT:
+    if scene.budget is None and scene.stuck >= NO_PROGRESS_LIMIT:
         return End(EXIT_NO_RESTART, why=f"not requeued: {scene.stuck} attempts in a row brought no newer checkpoint")
     return End(EXIT_TEMPFAIL, requeue=True, why="requeue")
+
+
+def _next_link(scene: Scene) -> End:
+    if scene.last_link:
+        return End(EXIT_TEMPFAIL, why="stopped at a checkpoint, and this was the last link: go on by `slurmtrain submit --resume`")
+    return End(EXIT_OK, why="stopped at a checkpoint: the next link goes on")
+
+
+def _spent(budget: Exhausted) -> End:
+    return End(EXIT_NO_RESTART, why=f"not started again: {budget.why}")
+
+
+def _after_fault(scene: Scene) -> End | Again:
+    job = None if scene.foreground else scene.job
+    lost = scene.outcome.kind == "node_failure"
+    if lost and job is not None and job.state != "RUNNING":
+        return End(EXIT_TEMPFAIL, why="Slurm requeues the job itself" if not scene.chain else "Slurm ends this link: the next one goes on")
+    if scene.budget is None:
+        return _without_budget(scene)
+    if isinstance(scene.budget, Exhausted):
+        return _spent(scene.budget)
+    if scene.outcome.signal == "TERM" and job is not None and job.state == "RUNNING" and not job.in_grace:
+        return End(EXIT_FAULT, why="TERM by hand: not started again; go on by `slurmtrain submit --resume`")
+    if job is not None and (job.state != "RUNNING" or job.in_grace):
+        return _job_goes(scene, job)
+    short = _why_not_here(scene, scene.budget)
+    if not short:
+        return Again(scene.budget.delay_s, "again in this allocation")
+    return _elsewhere(scene, short)
+
+
+def _without_budget(scene: Scene) -> End:
+    if scene.outcome.kind == "node_failure" and scene.job is not None and not scene.foreground:
+        return End(EXIT_TEMPFAIL, requeue=True, why="Slurm keeps the job running without its node: asking for a requeue")
+    return End(EXIT_FAULT, why="a fault: not started again")
+
+
+def _job_goes(scene: Scene, job: JobInfo) -> End:
+    if scene.segment or scene.chain:
+        return _elsewhere(scene, f"the job is {job.state}")
+    if job.in_grace or job.reason == "TimeLimit":
+        return End(EXIT_TEMPFAIL, requeue=True, why="requeue")
+    return End(EXIT_FAULT, why=f"no requeue asked: Slurm has decided (state {job.state}, reason {job.reason or 'None'})")
+
+
+def _why_not_here(scene: Scene, budget: Allowed) -> str:
+    """Why there is no further attempt in this allocation; empty where there is one."""
+    if not scene.in_place:
+        return "no start in place (recovery.in_place)"
+    if scene.outcome.kind == "node_failure" and not (scene.no_kill or scene.job is None):
+        return "a node is lost, and the job with it"
+    if scene.good < scene.needed:
+        return f"{counted(scene.good, 'good node')} of the allocation, {scene.needed} needed"
+    if scene.time_left_s is not None and scene.time_left_s < budget.delay_s + scene.needed_s:
+        return "the job ends too soon for a start and a save"
+    return ""
+
+
+def _elsewhere(scene: Scene, short: str) -> End:
+    if scene.foreground or scene.job is None:
+        return End(EXIT_FAULT, why=f"not started again: {short}")
+    if scene.segment or (scene.chain and not scene.last_link):
+        return End(EXIT_FAULT, why=f"{short}: the next {'link' if scene.chain else 'segment'} goes on")
+    if scene.chain:
+        return End(EXIT_FAULT, why=f"{short}, and this was the last link: go on by `slurmtrain submit --resume`")
+    return End(EXIT_TEMPFAIL, requeue=True, why=f"{short}: requeue")
 
 
 def stuck_attempts(records: Sequence[AttemptRecord]) -> int:

@@ -1,0 +1,166 @@
+"""How many attempts a run may lose: budget.json, and the judgement on the next start. Pure, apart from reading and writing the file.
+
+An attempt is charged once, when it has ended, to the cause of its end. A checkpoint newer than all before it makes everything free again,
+and nothing else does: no requeue, no resubmission, no start by hand.
+
+| cause | attempts that may end by it without a newer checkpoint | pause before the next |
+|---|---|---|
+| finished, stopped, cancelled | no next start is asked for | - |
+| time_limit, preempted | any number | none |
+| node_failure | 20 | none |
+| silent_corruption, prolog_failure | 5 | none |
+| hang, network, storage | 5 | grows |
+| rank_crash, numerical, out_of_memory, launch_failure | 2 | grows |
+| configuration | 0 | - |
+| all together, a preemption before the first step excepted | fewer than `no_progress` in a row | |
+
+`recovery.budgets` replaces these numbers. A pause grows: none after the first, then backoff_s, doubled by each further one up to
+backoff_max_s.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from slurmtrain.atomic import Disk, to_json
+from slurmtrain.config.recovery import RecoveryConfig
+from slurmtrain.resilience.records import AttemptRecord
+from slurmtrain.rundir import RunDir
+from slurmtrain.telemetry.causes import NOBODYS_FAULT, Cause
+from slurmtrain.units import counted
+
+BUDGET_VERSION = 1
+_SMALL, _MEDIUM, _LARGE = 2, 5, 20
+DEFAULTS: Mapping[Cause, int] = {
+    "node_failure": _LARGE,
+    "hang": _MEDIUM,
+    "network": _MEDIUM,
+    "storage": _MEDIUM,
+    "silent_corruption": _MEDIUM,
+    "prolog_failure": _MEDIUM,
+    "rank_crash": _SMALL,
+    "numerical": _SMALL,
+    "out_of_memory": _SMALL,
+    "launch_failure": _SMALL,
+    "configuration": 0,
+}
+"""Causes that are not in it are without limit."""
+GROWING_PAUSE: frozenset[Cause] = frozenset({"hang", "network", "storage", "rank_crash", "numerical", "out_of_memory", "launch_failure"})
+"""Causes that may come from the code, or from something that needs time."""
+ENDS_THE_RUN: frozenset[Cause] = frozenset({"finished", "stopped", "cancelled"})
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What was lost since the newest durable checkpoint.
+
+    `job_id`: the job (of an array, the whole of it) whose attempts `without_progress` counts; `attempt`: the newest that was charged;
+    `durable_step`: the newest checkpoint so far; `by_cause`: attempts since then, by cause; `attempts`: which; `over`: why the run is not
+    started again, where that was decided.
+    """
+
+    job_id: str = ""
+    attempt: int = 0
+    durable_step: int | None = None
+    without_progress: int = 0
+    by_cause: Mapping[str, int] = field(default_factory=dict)
+    attempts: tuple[int, ...] = ()
+    over: str = ""
+
+    def to_json(self) -> bytes:
+        return to_json({"v": BUDGET_VERSION, **asdict(self)})
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The next start may come after so many seconds."""
+
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Exhausted:
+    """There is no next start; one line of why."""
+
+    why: str
+
+
+def read_budget(run: RunDir) -> Spent:
+    """What was spent; nothing where no file is, or none that can be read as one."""
+    try:
+        raw: dict[str, Any] = json.loads(run.budget_json.read_bytes())
+        known = {f.name: raw[f.name] for f in fields(Spent) if f.name in raw}
+        by_cause = {str(cause): int(n) for cause, n in known.get("by_cause", {}).items()}
+        return Spent(**{**known, "by_cause": by_cause, "attempts": tuple(map(int, known.get("attempts", ())))})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return Spent()
+
+
+def write_budget(run: RunDir, disk: Disk, spent: Spent) -> None:
+    """Publish budget.json. Raises OSError."""
+    disk.write(run.budget_json, spent.to_json())
+
+
+def charge(spent: Spent, category: Cause, durable_step: int | None, *, progressed_first_step: bool, attempt: int = 0) -> Spent:
+    """One more attempt that ended by `category`, when `durable_step` was the newest checkpoint. An attempt is charged once (0: no number).
+
+    `progressed_first_step`: it had made a step.
+    """
+    if attempt and attempt <= spent.attempt:
+        return spent
+    number = max(attempt, spent.attempt)
+    if _newer(durable_step, spent.durable_step):
+        spent = replace(spent, durable_step=durable_step, without_progress=0, by_cause={}, attempts=())
+        counts = False
+    else:
+        counts = category not in ENDS_THE_RUN and not (category == "preempted" and not progressed_first_step)
+    return replace(
+        spent,
+        attempt=number,
+        without_progress=spent.without_progress + counts,
+        by_cause=spent.by_cause if category in NOBODYS_FAULT else {**spent.by_cause, category: spent.by_cause.get(category, 0) + 1},
+        attempts=(*spent.attempts, number) if number else spent.attempts,
+        over="",
+    )
+
+
+def judge(spent: Spent, category: Cause, recovery: RecoveryConfig) -> Allowed | Exhausted:
+    """Whether the run may be started again after the attempt that was charged last."""
+    lost, limit = spent.by_cause.get(category, 0), recovery.budgets.get(category, DEFAULTS.get(category))
+    since = "" if spent.durable_step is None else f" since the checkpoint of step {spent.durable_step}"
+    if limit is not None and lost > limit:
+        return Exhausted(f"{counted(lost, 'attempt')} ended by {category.replace('_', ' ')}{since}; the budget allows {limit}")
+    if spent.without_progress >= recovery.no_progress and category not in ENDS_THE_RUN:
+        return Exhausted(f"{counted(spent.without_progress, 'attempt')} in a row brought no newer checkpoint")
+    if category not in GROWING_PAUSE or lost < 2:
+        return Allowed()
+    return Allowed(min(recovery.backoff_max_s, recovery.backoff_s * 2.0 ** min(lost - 2, 60)))
+
+
+def opened(spent: Spent, job_id: str, durable_step: int | None, records: Sequence[AttemptRecord]) -> Spent:
+    """The budget when a supervisor starts: attempts of this job that nobody lived to charge are charged now.
+
+    A new job (of an array: a new array) was begun by a person: its attempts without progress are counted from the checkpoint that is
+    there now; what the causes have spent stays.
+    """
+    array = job_id.partition("_")[0]
+    if array != spent.job_id or not array:
+        newest = max((r.attempt for r in records), default=0)
+        return replace(spent, job_id=array, attempt=newest, durable_step=durable_step, without_progress=0, over="")
+    for record in sorted((r for r in records if r.attempt > spent.attempt), key=lambda r: r.attempt):
+        ended = record.outcome
+        spent = charge(
+            spent,
+            (ended.category if ended else None) or "node_failure",
+            ended.last_durable_step if ended else durable_step,
+            progressed_first_step=ended is None or ended.step is not None,
+            attempt=record.attempt,
+        )
+    return spent
+
+
+def _newer(step: int | None, than: int | None) -> bool:
+    return step is not None and (than is None or step > than)
