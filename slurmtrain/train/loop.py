@@ -10,10 +10,12 @@ from slurmtrain.checkpoint.state import TensorSource
 from slurmtrain.clock import Clock
 from slurmtrain.errors import NonFiniteError, OwnershipError, one_line
 from slurmtrain.resilience.records import read_attempt
+from slurmtrain.runtime.startup import Startup
 from slurmtrain.runtime.world import Standing
 from slurmtrain.store.origin import borrowed, let_go, read_origin
 from slurmtrain.telemetry.exitfile import StopReason, is_follower
 from slurmtrain.telemetry.sink import EventSink
+from slurmtrain.train.drills import open_drills
 from slurmtrain.train.evaluate import Interrupted
 from slurmtrain.train.feed import step_batch
 from slurmtrain.train.metrics import Figures, pack
@@ -38,9 +40,11 @@ class Ending:
 class Loop:
     """Trains a session to its end."""
 
-    def __init__(self, session: Session, standing: Standing, sink: EventSink | None, clock: Clock) -> None:
+    def __init__(
+        self, session: Session, standing: Standing, sink: EventSink | None, clock: Clock, startup: Startup | None = None
+    ) -> None:
         self._session, self._standing, self._clock = session, standing, clock
-        self._recorder = Recorder(session, sink, clock)
+        self._recorder = Recorder(session, sink, clock, startup)
         here = Surroundings(session.run, session.flag, session.group, clock, self._tell_of_save, session.phases.at)
         own = session.resumed if session.resumed and session.resumed.origin is None else None
         durable, kept = (own.step if own else None), (own.step if own and own.tier == "shared" else None)
@@ -50,6 +54,8 @@ class Loop:
         self._counted_at = clock.monotonic()
         self._last: StepResult | None = None
         standing.step = session.progress.step
+        world = session.world
+        session.step.drills = open_drills(session.run, world.attempt, world.rank, session.built.parameters, clock)
         self._profiler: Profiler | None = None
         if session.job.metrics.profile is not None:
             trace = session.run.trace(session.world.attempt, session.world.rank)

@@ -23,6 +23,7 @@ from torch import Tensor
 from slurmtrain.errors import DataError, NonFiniteError
 from slurmtrain.parallel.batch import StepBatch
 from slurmtrain.parallel.parameters import LocalParameter, norm_and_soundness, scale_gradients
+from slurmtrain.train.drills import Drills
 from slurmtrain.train.ema import Average
 from slurmtrain.train.optimizer import Optimizer
 from slurmtrain.train.scaler import LossScaler
@@ -122,6 +123,8 @@ class Step:
         self._built, self._optimizer, self._lr_at, self._average = built, optimizer, lr_at, average
         self._clip_norm, self._power, self._data_size = clip_norm, norm_power, data_size
         self._flag, self._world, self._scaler, self._phase = flag, world, scaler, phase
+        self.drills: Drills | None = None
+        """Faults on purpose."""
 
     def __call__(self, number: int, batch: StepBatch, passengers: Sequence[float] = ()) -> StepResult:
         """Step `number` on this rank's share of the global batch.
@@ -132,7 +135,11 @@ class Step:
         scale = self._scaler.scale if self._scaler else 1.0
         places = batch.tokens_NT.numel() * self._data_size
         with self._phase("forward_backward"):
+            if self.drills is not None:
+                self.drills.before(number)
             loss_sum = self._built.forward_backward(batch, scale / places)
+            if self.drills is not None:
+                self.drills.gradients(number)
         with self._phase("reduction"):
             sums = self._reduced(loss_sum, batch, passengers)
         if sums.tokens == 0:
@@ -144,6 +151,8 @@ class Step:
             self._skip(f"step {number}: loss {mean:g}, gradient norm {norm:g} ({sums.broken} ranks see what is not finite)")
         else:
             self._update(unscaled * clip_factor(norm, self._clip_norm), lr)
+            if self.drills is not None:
+                self.drills.after(number)
         return StepResult(mean, norm, lr, sums.tokens, scale, broken, sums.heard, sums.passengers, sums.own_loss)
 
     def _skip(self, fault: str) -> None:
