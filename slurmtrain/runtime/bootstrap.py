@@ -20,11 +20,14 @@ from slurmtrain.rundir import RunDir
 from slurmtrain.runtime.comm import Comm, check_size, raise_together, start_mpi, started_tasks
 from slurmtrain.runtime.identity import AttemptStart, attempt_number, claim, local_ranks, read_attempt, world_ranks
 from slurmtrain.runtime.rendezvous import Endpoint, choose_endpoint, default_interface, local_interfaces, read_routes, set_socket_interfaces
+from slurmtrain.runtime.startup import Passed, unheard
 from slurmtrain.runtime.world import Standing, World
 
 
-def start_world(run: RunDir, environ: MutableMapping[str, str], standing: Standing | None = None) -> World:
-    """Join the world of attempt SLURMTRAIN_ATTEMPT of a run. `standing` learns rank and node as soon as they are known.
+def start_world(
+    run: RunDir, environ: MutableMapping[str, str], standing: Standing | None = None, passed: Passed = unheard
+) -> World:
+    """Join the world of attempt SLURMTRAIN_ATTEMPT of a run. `standing` learns rank and node as soon as they are known, `passed` the time.
 
     Raises LaunchError, PlacementError or ConfigError (on all ranks alike) where what is found is not what was promised.
     """
@@ -36,7 +39,7 @@ def start_world(run: RunDir, environ: MutableMapping[str, str], standing: Standi
         raise LaunchError(
             f"attempt {attempt} has {len(start.nodes)} nodes x {start.tasks_per_node} ranks, plan.json {plan.nodes} x {plan.gpus_per_node}"
         )
-    return join_world(plan, site, start.nodes, environ, attempt=attempt, standing=standing)
+    return join_world(plan, site, start.nodes, environ, attempt=attempt, standing=standing, passed=passed)
 
 
 def join_world(
@@ -47,8 +50,10 @@ def join_world(
     *,
     attempt: int = 1,
     standing: Standing | None = None,
+    passed: Passed = unheard,
 ) -> World:
     """Join a world on `nodes` (in its order) without a run folder. Collective; raises as `start_world` does."""
+    passed("python")
     mpi = start_mpi()
     check_size(mpi.size, started_tasks(environ, site.launcher), plan, site, mpi.library)
     seat = take_seat(mpi, AttemptStart(tuple(nodes), plan.gpus_per_node), environ, site.launcher)
@@ -56,12 +61,15 @@ def join_world(
         standing.rank, standing.node = seat.comm.rank, seat.node
     check_promise(seat, plan, environ)
     endpoint = find_endpoint(seat.comm, site, environ, one_node=plan.nodes == 1)
+    passed("mpi")
 
     from slurmtrain.runtime.process_group import open_process_group, take_device  # noqa: PLC0415 torch only from here on
 
+    passed("python")
     timeout = timedelta(seconds=site.timeouts.collective_timeout_s)
     device = take_device(site, seat.comm, environ, node=seat.node, local_rank=seat.local_rank, local_size=plan.gpus_per_node)
     open_process_group(seat.comm, endpoint, device, start_timeout_s=site.timeouts.start_timeout_s, timeout=timeout)
+    passed("group")
     return World(
         rank=seat.comm.rank,
         size=seat.comm.size,

@@ -19,6 +19,7 @@ from slurmtrain.rundir import RunDir
 from slurmtrain.runtime.bootstrap import start_world
 from slurmtrain.runtime.finish import exit_process, guarded, leave
 from slurmtrain.runtime.identity import attempt_number
+from slurmtrain.runtime.startup import Startup, process_age_s
 from slurmtrain.runtime.world import Standing
 from slurmtrain.telemetry.sink import EventSink
 from slurmtrain.train.stopping import StopFlag, Watcher, install_handlers
@@ -44,8 +45,9 @@ def main(argv: list[str]) -> int:
 def train(run: RunDir, attempt: int, flag: StopFlag, standing: Standing) -> int:
     """Join the world, train, leave."""
     clock = SystemClock()
+    startup = Startup(clock, process_age_s())
     forkserver = start_forkserver() if saves_beside(run) else None
-    world = start_world(run, os.environ, standing)
+    world = start_world(run, os.environ, standing, startup.passed)
 
     from slurmtrain.train.loop import Loop  # noqa: PLC0415 torch only from here on
     from slurmtrain.train.session import open_session  # noqa: PLC0415
@@ -53,11 +55,12 @@ def train(run: RunDir, attempt: int, flag: StopFlag, standing: Standing) -> int:
     watcher = Watcher(run, attempt, flag, clock) if world.rank == 0 else None
     if watcher is not None:
         watcher.start()
+    startup.passed("python")
     session = open_session(run, world, flag, clock, forkserver)
     sink = EventSink(run.event_file(world.node_index), clock, attempt, world.rank) if world.local_rank == 0 else None
     gc.freeze()
     gc.enable()
-    ending = Loop(session, standing, sink, clock).run()
+    ending = Loop(session, standing, sink, clock, startup).run()
     if watcher is not None:
         watcher.end()
     return leave(run.attempt(attempt), world, ending.kind, step=ending.step, reason=ending.reason)

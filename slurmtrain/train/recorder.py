@@ -7,6 +7,7 @@ from typing import Any
 
 from slurmtrain.clock import Clock
 from slurmtrain.parallel.bubble import expected_bubble
+from slurmtrain.runtime.startup import Startup
 from slurmtrain.telemetry.rates import rates
 from slurmtrain.telemetry.sink import EventSink
 from slurmtrain.train.evaluate import Evaluation
@@ -21,8 +22,8 @@ from slurmtrain.train.writers import Background, Writer
 class Recorder:
     """Local rank 0 of each node has a `sink`; steps, evaluations, skips, targets and saves are rank 0's alone."""
 
-    def __init__(self, session: Session, sink: EventSink | None, clock: Clock) -> None:
-        self._session, self._sink, self._clock = session, sink, clock
+    def __init__(self, session: Session, sink: EventSink | None, clock: Clock, startup: Startup | None = None) -> None:
+        self._session, self._sink, self._clock, self._startup = session, sink, clock, startup
         self._first = session.world.rank == 0
         self._writers = self._opened() if self._first else []
 
@@ -43,7 +44,7 @@ class Recorder:
             pipeline = {"schedule": plan.schedule, "vp": plan.vp, "expected_bubble": round(bubble, 4)}
         yard = session.yard.to_fields()
         came_from = resumed.step if resumed else None
-        self.emit("start", world=plan.world, layout=layout, **pipeline, **yard, resumed_from=came_from)
+        self.emit("start", world=plan.world, layout=layout, **pipeline, **yard, resumed_from=came_from, **self._times(resumed))
         if self._first:
             for step, why in session.asides:
                 self.emit("aside", step=step, why=why)
@@ -51,6 +52,14 @@ class Recorder:
             self._loaded(resumed)
         for text in session.notes:
             self.note(text)
+
+    def _times(self, resumed: Resumed | None) -> dict[str, Any]:
+        """What the start took, by stage, until now; loading is told apart from the building around it."""
+        if self._startup is None:
+            return {}
+        self._startup.passed("build")
+        self._startup.was("load", "build", resumed.seconds if resumed else 0.0)
+        return {"startup": self._startup.fields()}
 
     def _loaded(self, resumed: Resumed) -> None:
         origin = {} if resumed.origin is None else {"origin": str(resumed.origin)}
