@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from slurmtrain.telemetry.causes import Cause
+
 ExitKind = Literal["finished", "stopped", "config", "error"]
 StopReason = Literal["requeue", "stop", "interrupt"]
 """requeue: save, leave, start again. stop: a person asked, save and finish. interrupt: Ctrl-C, the same as stop."""
@@ -27,7 +29,10 @@ _GLOO_TALK = re.compile(r"\[/\S+:\d+\] | This is typically caused by .*", re.DOT
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """How one rank ended. `step`: last step completed; `error`: last line of the exception, or of the reason."""
+    """How one rank ended. `step`: last step completed; `error`: last line of the exception, or of the reason.
+
+    `category`: the cause by the exception's type; None where there was none, and in records of earlier releases.
+    """
 
     rank: int
     kind: ExitKind
@@ -35,6 +40,7 @@ class ExitRecord:
     step: int
     error: str = ""
     node: str = ""
+    category: Cause | None = None
 
     def to_json(self) -> bytes:
         return (json.dumps({"v": 1, **asdict(self)}) + "\n").encode()
