@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slurmtrain.parallel.keep import kept
+from slurmtrain.telemetry.heartbeat import Heart, SilentHeart
 
 # torch 2.13 gave these new names; before it they are called *_tensor.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -29,14 +30,16 @@ def _later() -> bool:
 
 
 class Meter:
-    """Seconds that this rank spent waiting, by name, since they were last taken. `active=False`: nothing is measured.
+    """Seconds that this rank spent waiting, by name, since they were last taken. `active=False`: nothing is measured. `heart` counts the
+    collectives that are entered.
 
     On a GPU a pair of events is recorded around each wait, on the stream that waits. `take` never waits for the GPU: what it has not
     come to yet (the end of a step, after the host's only wait) counts in the next take.
     """
 
-    def __init__(self, device: torch.device, *, active: bool = True) -> None:
+    def __init__(self, device: torch.device, *, active: bool = True, heart: Heart | None = None) -> None:
         self._cuda, self._active = device.type == "cuda", active
+        self._heart = heart or SilentHeart()
         self._seconds: dict[str, float] = {}
         self._events: list[tuple[str, Any, Any]] = []
 
@@ -55,6 +58,11 @@ class Meter:
             began = time.perf_counter()
             yield
             self.add(name, time.perf_counter() - began)
+
+    def enter(self) -> None:
+        """A collective is about to be entered. One that is compiled is not counted: its graph runs without us."""
+        if not torch.compiler.is_compiling():
+            self._heart.enter()
 
     def add(self, name: str, seconds: float) -> None:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
@@ -118,6 +126,7 @@ class Axis:
 
     def start_all_gather(self, x: Tensor) -> Pending:
         def begin() -> tuple[Tensor, dist.Work | None]:
+            self.meter.enter()
             out = x.new_empty(x.shape[0] * self.size, *x.shape[1:])
             return out, all_gather_single(out, x.contiguous(), group=self.group, async_op=_later())
 
@@ -129,6 +138,7 @@ class Axis:
 
     def start_reduce_scatter(self, x: Tensor) -> Pending:
         def begin() -> tuple[Tensor, dist.Work | None]:
+            self.meter.enter()
             out = x.new_empty(x.shape[0] // self.size, *x.shape[1:])
             return out, reduce_scatter_single(out, x.contiguous(), group=self.group, async_op=_later())
 
@@ -140,12 +150,14 @@ class Axis:
 
     def start_all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Pending:
         assert x.is_contiguous()
+        self.meter.enter()
         return self._pending(x, dist.all_reduce(x, op=op, group=self.group, async_op=_later()))
 
     def all_to_all(self, x: Tensor) -> Tensor:
         """Piece j of dim 0 (equal pieces) goes to rank j; gives the pieces of all ranks in their order."""
 
         def begin() -> tuple[Tensor, dist.Work | None]:
+            self.meter.enter()
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
             return out, dist.all_to_all_single(out, x.contiguous(), group=self.group, async_op=_later())
 
@@ -153,6 +165,7 @@ class Axis:
 
     def start_shift(self, x: Tensor) -> Pending:
         """Each rank's x to the next rank, of the last to the first; gives that of the rank before. x stays as it is until then."""
+        self.meter.enter()
         sent, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
         after, before = (self.index + 1) % self.size, (self.index - 1) % self.size
         send = dist.P2POp(dist.isend, sent, group=self.group, group_peer=after)

@@ -58,7 +58,7 @@ def join_world(
     check_size(mpi.size, started_tasks(environ, site.launcher), plan, site, mpi.library)
     seat = take_seat(mpi, AttemptStart(tuple(nodes), plan.gpus_per_node), environ, site.launcher)
     if standing is not None:
-        standing.rank, standing.node = seat.comm.rank, seat.node
+        standing.take_seat(seat.comm.rank, seat.node)
     check_promise(seat, plan, environ)
     endpoint = find_endpoint(seat.comm, site, environ, one_node=plan.nodes == 1)
     passed("mpi")

@@ -19,11 +19,12 @@ from slurmtrain.atomic import Disk, SystemDisk
 from slurmtrain.errors import EXIT_CONFIG, EXIT_FAULT, EXIT_OK, LaunchError, UserError, one_line
 from slurmtrain.rundir import AttemptDir, RunDir
 from slurmtrain.runtime.world import Standing, World
+from slurmtrain.telemetry.errorcause import cause_of_error, chain_of
 from slurmtrain.telemetry.exitfile import ExitRecord, is_follower, peer_lost
+from slurmtrain.telemetry.heartbeat import launcher_rank
 
 LEAVE_WITHIN_S = 15.0
 """A failing rank is gone after this long even if the shared folder does not take its record."""
-_RANK_VARIABLES = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 def leave(
@@ -86,33 +87,24 @@ def guarded(
 def record_of(standing: Standing, error: BaseException) -> ExitRecord:
     """The exit record of an exception: `config` for a broken promise or a user's mistake, else `error`; a follower is marked."""
     if isinstance(error, (UserError, LaunchError)):
-        return ExitRecord(standing.rank, "config", EXIT_CONFIG, standing.step, one_line(str(error)), standing.node)
+        words = one_line(str(error))
+        return ExitRecord(standing.rank, "config", EXIT_CONFIG, standing.step, words, standing.node, "configuration")
     text = _words(error)
-    marked = peer_lost(text) if any(is_follower(_words(e)) for e in _causes(error)) else text
-    return ExitRecord(standing.rank, "error", EXIT_FAULT, standing.step, one_line(marked), standing.node)
+    follows = any(is_follower(_words(e)) for e in chain_of(error))
+    words = one_line(peer_lost(text) if follows else text)
+    return ExitRecord(
+        standing.rank, "error", EXIT_FAULT, standing.step, words, standing.node, "network" if follows else cause_of_error(error)
+    )
 
 
 def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
-def _causes(error: BaseException) -> list[BaseException]:
-    """The exception and those it was raised from (pipeline schedules wrap what gloo says)."""
-    found = [error]
-    while (cause := found[-1].__cause__) is not None and cause not in found:
-        found.append(cause)
-    return found
-
-
 def write_record(attempt: AttemptDir, record: ExitRecord, disk: Disk) -> None:
     """Publish a rank's exit file. Raises OSError."""
     attempt.exit_dir.mkdir(parents=True, exist_ok=True)
     disk.write(attempt.exit_file(record.rank), record.to_json())
-
-
-def launcher_rank(environ: Mapping[str, str]) -> int:
-    """The launcher's number of this process: names its record while its world rank is not known."""
-    return next((int(environ[name]) for name in _RANK_VARIABLES if environ.get(name, "").isdigit()), 0)
 
 
 def _tell(attempt: AttemptDir, standing: Standing, error: BaseException, disk: Disk) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from slurmtrain.config.plan import Plan
 from slurmtrain.runtime.comm import Comm
+from slurmtrain.telemetry.heartbeat import Heart, SilentHeart
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +37,17 @@ class World:
 
 @dataclass
 class Standing:
-    """What must be known about a rank to write how it ended. The loop keeps `step` up to date: the last step completed."""
+    """What must be known about a rank to write how it ended. The loop keeps `step` up to date: the last step completed.
+
+    `heart`: tells the node's agent that it lives.
+    """
 
     rank: int
     node: str
     step: int = 0
+    heart: Heart = field(default_factory=SilentHeart)
+
+    def take_seat(self, rank: int, node: str) -> None:
+        """The rank's place in the world is known."""
+        self.rank, self.node = rank, node
+        self.heart.become(rank)

@@ -10,15 +10,17 @@ import hashlib
 import mmap
 import os
 import re
+import socket
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 from slurmtrain.clock import Clock
+from slurmtrain.telemetry.stackdump import listen_for_stacks, stack_dump
 
 Phase = Literal["init", "load", "step", "wait", "save", "eval", "data", "end"]
 """init: until the world is up. load: first values or a checkpoint. step: computing, and the collectives in it. wait: in the step's one
@@ -30,6 +32,8 @@ _MAGIC = b"STHB"
 _SIZE = 128
 _LOOKS = 5
 _NAME = re.compile(r"rank-(\d{5,})")
+LAUNCHER_RANKS = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+"""Variables in which a launcher tells a process its number."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,12 @@ class Heart(Protocol):
     def enter(self) -> None:
         """Count a collective, before it is entered."""
 
+    def become(self, rank: int) -> None:
+        """The world's number of this rank is known now; until then it goes by the launcher's."""
+
+    def close(self) -> None:
+        """An end that all ranks agreed on: nobody needs to look for this rank any more."""
+
     def at(self, phase: Phase) -> AbstractContextManager[None]:
         """Be in a phase for a while, then in the one before."""
 
@@ -71,6 +81,12 @@ class SilentHeart:
         pass
 
     def enter(self) -> None:
+        pass
+
+    def become(self, rank: int) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
     def at(self, phase: Phase) -> AbstractContextManager[None]:  # noqa: ARG002
@@ -111,6 +127,15 @@ class SharedHeart:
         self._entered += 1
         self.beat()
 
+    def become(self, rank: int) -> None:
+        self._rank = rank
+        self.beat()
+
+    def close(self) -> None:
+        self.beat("end")
+        for path in (self.path, stack_dump(self.path.parent, self._pid)):
+            path.unlink(missing_ok=True)
+
     @contextmanager
     def at(self, phase: Phase) -> Iterator[None]:
         before = self._phase
@@ -119,6 +144,30 @@ class SharedHeart:
             yield
         finally:
             self.beat(before)
+
+
+def open_heart(run: Path, attempt: int, environ: Mapping[str, str], clock: Clock, memory: Path = MEMORY) -> tuple[Heart, str]:
+    """What a rank beats with, from its environment alone, before anything else can hang; and why nobody hears it, where that is so.
+
+    From here on the rank also answers when it is asked where it stands (`stackdump`).
+    """
+    folder = heartbeat_dir(run, attempt, node_name(environ), memory)
+    try:
+        heart = SharedHeart(folder, launcher_rank(environ), attempt, clock)
+        listen_for_stacks(folder)
+    except (OSError, ValueError) as error:
+        return SilentHeart(), f"no heartbeat: {memory} cannot be used ({error}): a hang of this rank is seen by its peers' alone"
+    return heart, ""
+
+
+def node_name(environ: Mapping[str, str]) -> str:
+    """The node's name as the supervisor knows it: mpiexec's ranks are given it, Slurm tells its own."""
+    return environ.get("SLURMTRAIN_NODE") or environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def launcher_rank(environ: Mapping[str, str]) -> int:
+    """The launcher's number of this process; 0 where it tells none."""
+    return next((int(environ[name]) for name in LAUNCHER_RANKS if environ.get(name, "").isdigit()), 0)
 
 
 def heartbeat_dir(run: Path, attempt: int, node: str, memory: Path = MEMORY) -> Path:
