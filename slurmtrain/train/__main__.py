@@ -21,6 +21,7 @@ from slurmtrain.runtime.finish import exit_process, guarded, leave
 from slurmtrain.runtime.identity import attempt_number
 from slurmtrain.runtime.startup import Startup, process_age_s
 from slurmtrain.runtime.world import Standing
+from slurmtrain.telemetry.heartbeat import open_heart
 from slurmtrain.telemetry.sink import EventSink
 from slurmtrain.train.stopping import StopFlag, Watcher, install_handlers
 
@@ -39,11 +40,17 @@ def main(argv: list[str]) -> int:
     except SlurmtrainError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    return guarded(run, attempt, lambda standing: train(run, attempt, flag, standing))
+    heart, unheard = open_heart(run.path, attempt, os.environ, SystemClock())
+
+    def fn(standing: Standing) -> int:
+        standing.heart = heart
+        return train(run, attempt, flag, standing, unheard)
+
+    return guarded(run, attempt, fn)
 
 
-def train(run: RunDir, attempt: int, flag: StopFlag, standing: Standing) -> int:
-    """Join the world, train, leave."""
+def train(run: RunDir, attempt: int, flag: StopFlag, standing: Standing, unheard: str) -> int:
+    """Join the world, train, leave. `unheard`: why nobody hears this rank's heart, where that is so."""
     clock = SystemClock()
     startup = Startup(clock, process_age_s())
     forkserver = start_forkserver() if saves_beside(run) else None
@@ -56,14 +63,18 @@ def train(run: RunDir, attempt: int, flag: StopFlag, standing: Standing) -> int:
     if watcher is not None:
         watcher.start()
     startup.passed("python")
-    session = open_session(run, world, flag, clock, forkserver)
+    session = open_session(run, world, flag, clock, forkserver, standing.heart)
     sink = EventSink(run.event_file(world.node_index), clock, attempt, world.rank) if world.local_rank == 0 else None
+    if sink is not None and unheard:
+        sink.emit("note", text=unheard)
     gc.freeze()
     gc.enable()
     ending = Loop(session, standing, sink, clock, startup).run()
     if watcher is not None:
         watcher.end()
-    return leave(run.attempt(attempt), world, ending.kind, step=ending.step, reason=ending.reason)
+    code = leave(run.attempt(attempt), world, ending.kind, step=ending.step, reason=ending.reason)
+    standing.heart.close()
+    return code
 
 
 def saves_beside(run: RunDir) -> bool:

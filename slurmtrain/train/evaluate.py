@@ -19,6 +19,7 @@ from slurmtrain.clock import Clock
 from slurmtrain.errors import DataError
 from slurmtrain.parallel.batch import StepBatch
 from slurmtrain.telemetry.exitfile import StopReason
+from slurmtrain.telemetry.heartbeat import Heart, SilentHeart
 from slurmtrain.train.stopping import StopFlag, heard
 
 
@@ -54,7 +55,7 @@ class Interrupted:
 
 
 class Evaluator:
-    """`sets`: name to what gives the batches of one evaluation anew, as many on every rank."""
+    """`sets`: name to what gives the batches of one evaluation anew, as many on every rank. `heart`: beats with each batch."""
 
     def __init__(
         self,
@@ -65,8 +66,9 @@ class Evaluator:
         world: dist.ProcessGroup | None,
         device: torch.device,
         clock: Clock,
+        heart: Heart | None = None,
     ) -> None:
-        self._built, self._sets, self._flag = built, dict(sets), flag
+        self._built, self._sets, self._flag, self._heart = built, dict(sets), flag, heart or SilentHeart()
         self._world, self._device, self._clock = world, device, clock
 
     def __call__(self) -> list[Evaluation] | Interrupted:
@@ -82,6 +84,7 @@ class Evaluator:
     def _one(self, name: str) -> Evaluation | Interrupted:
         start, loss, tokens = self._clock.monotonic(), 0.0, 0
         for batch in self._sets[name]():
+            self._heart.beat()
             batch_loss, batch_tokens, *flags = self._reduced(batch)
             asked = heard(flags)
             if asked.stop or asked.disowned:

@@ -80,16 +80,19 @@ class Loop:
             self._saves.close()
             self._recorder.close(timeout_s=1.0)
             raise
+        self._standing.heart.beat("end")
         self._saves.close()
         self._session.batches.close()
         self._recorder.close(timeout_s=5.0)
         return ending
 
     def _train(self) -> Ending:
-        progress, steps = self._session.progress, self._session.job.training.steps
+        progress, steps, heart = self._session.progress, self._session.job.training.steps, self._standing.heart
+        heart.beat("step", step=progress.step)
         stop = self._evaluate() if self._due_before() else None
         while progress.step < steps and not stop and not self._reached():
-            self._saves.look()
+            with heart.at("save"):  # it may touch the shared folder
+                self._saves.look()
             result = self._one_step()
             if result.heard.disowned:
                 raise self._disowned()
@@ -126,6 +129,7 @@ class Loop:
         progress.step, progress.position = number, session.batches.position
         progress.tokens += result.tokens
         self._standing.step, self._last = number, result
+        self._standing.heart.beat("step", step=number)
         seconds = self._clock.monotonic() - start
         if self._profiler is not None:
             self._profiler.after(number)
@@ -137,7 +141,10 @@ class Loop:
         """Of the step before, where this attempt made it; what was measured before its first step belongs to none."""
         last = self._last
         figures = self._session.observer.take(self._session.progress.step, None if last is None else last.own_loss)
-        return None if last is None else figures
+        if last is None:
+            return None
+        self._standing.heart.beat(work_s=figures.work_s)
+        return figures
 
     def _measured(self, result: StepResult) -> StopReason | None:
         """After a step: the evaluation that is due, the target on the training's own loss; why an evaluation was left."""

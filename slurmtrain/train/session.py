@@ -36,6 +36,7 @@ from slurmtrain.store.aside import set_aside
 from slurmtrain.store.listing import Found
 from slurmtrain.store.manifest import Manifest
 from slurmtrain.store.origin import Origin, read_origin
+from slurmtrain.telemetry.heartbeat import Heart, SilentHeart
 from slurmtrain.telemetry.rates import Yardstick, yardstick
 from slurmtrain.train.ema import Average
 from slurmtrain.train.evaluate import Evaluator
@@ -121,11 +122,15 @@ class Session:
         return place_name(self.mesh.coordinates())
 
 
-def open_session(run: RunDir, world: World, flag: StopFlag, clock: Clock, forkserver: ForkServer | None = None) -> Session:
-    """Collective. `forkserver`: started before MPI and torch, where the job saves asynchronously.
+def open_session(
+    run: RunDir, world: World, flag: StopFlag, clock: Clock, forkserver: ForkServer | None = None, heart: Heart | None = None
+) -> Session:
+    """Collective. `forkserver`: started before MPI and torch, where the job saves asynchronously. `heart`: beats from here on.
 
     Raises ConfigError, DataError, CheckpointError.
     """
+    heart = heart or SilentHeart()
+    heart.beat("load")
     job, site = read_job(run.job_json), read_site(run.site_json)
     plan, training = world.plan, job.training
     if training.deterministic:
@@ -133,7 +138,7 @@ def open_session(run: RunDir, world: World, flag: StopFlag, clock: Clock, forkse
         torch.use_deterministic_algorithms(mode=True)
     mesh = build_mesh(plan, world)
     feed = open_feed(job, mesh, world, site.paths.scratch)
-    meter, phases = Meter(world.device), Phases(world.device)
+    meter, phases = Meter(world.device, heart=heart), Phases(world.device, heart)
     seed = seed_for(training.seed, purpose="model")
     built = build(job.model, plan, mesh, training, seed=seed, device=world.device, meter=meter)
     optimizer = make_optimizer(built.parameters, job.optimizer)
@@ -164,7 +169,7 @@ def open_session(run: RunDir, world: World, flag: StopFlag, clock: Clock, forkse
             phase=phases.at,
         ),
         batches=feed.batches,
-        evaluator=_evaluator(feed, built, flag, world, clock),
+        evaluator=_evaluator(feed, built, flag, world, clock, heart),
         progress=Progress(),
         marks=Marks(job.target),
         source=Source(training.seed, training.sequence_length, feed.batches.fingerprint),
@@ -184,10 +189,10 @@ def open_session(run: RunDir, world: World, flag: StopFlag, clock: Clock, forkse
     return _begun(session, clock)
 
 
-def _evaluator(feed: Feed, built: Built, flag: StopFlag, world: World, clock: Clock) -> Evaluator | None:
+def _evaluator(feed: Feed, built: Built, flag: StopFlag, world: World, clock: Clock, heart: Heart) -> Evaluator | None:
     if not feed.sets:
         return None
-    return Evaluator(built, feed.sets, flag=flag, world=dist.group.WORLD, device=world.device, clock=clock)
+    return Evaluator(built, feed.sets, flag=flag, world=dist.group.WORLD, device=world.device, clock=clock, heart=heart)
 
 
 def _begun(session: Session, clock: Clock) -> Session:
