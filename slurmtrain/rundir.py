@@ -135,6 +135,11 @@ class AttemptDir:
         """What torch's flight recorder knew of a rank's collectives."""
         return self.stacks_dir / f"rank-{rank:05d}.flight.json"
 
+    @property
+    def meeting(self) -> Path:
+        """Where the ranks of a script meet, and from what it goes on: written once, by the first of them."""
+        return self.path / "meeting.json"
+
     def node_log(self, index: int) -> Path:
         return self.path / f"node-{index:03d}.log"
 
@@ -315,6 +320,11 @@ class RunDir:
     def examination_json(self) -> Path:
         """A silent corruption that is being looked into."""
         return self.path / "examination.json"
+
+    @property
+    def told_json(self) -> Path:
+        """The newest checkpoint that a script of the user's has told of."""
+        return self.path / "told.json"
 
     @property
     def history_jsonl(self) -> Path:

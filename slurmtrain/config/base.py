@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,3 +21,8 @@ class Frozen(BaseModel):
     """A model that never changes after it is built and knows all its keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    @classmethod
+    def lacking(cls, values: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG003 of models with such rules
+        """Keys that must be there because of what else is, or is not; of the model itself, not of its sections."""
+        return ()

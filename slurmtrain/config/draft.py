@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from datetime import date, time
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from slurmtrain.config.base import Frozen
 from slurmtrain.config.faults import worst
 from slurmtrain.errors import ConfigError
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Frozen)
 
 FILE, SET, OPTION, POLICY = range(4)
 """Ranks of speakers: a higher one wins."""
@@ -63,10 +64,19 @@ class Draft:
         for key, value in _leaves(self.values):
             if isinstance(value, date | time):
                 raise ConfigError("dates and times are written in quotes", where=self.where(key), key=key, value=str(value))
+        faults: list[Any] = [{"type": "missing", "loc": (key,), "input": None} for key in model.lacking(self.values)]
         try:
-            return model.model_validate_json(json.dumps(self.values, default=str), strict=True)
+            built = model.model_validate_json(json.dumps(self.values, default=str), strict=True)
         except ValidationError as error:
-            raise worst(model, error.errors(include_url=False), self.where) from None
+            faults += error.errors(include_url=False)
+        if faults:
+            order = list(model.model_fields)
+            raise worst(model, sorted(faults, key=lambda one: _place(one["loc"], order)), self.where)
+        return built
+
+
+def _place(loc: tuple[Any, ...], order: list[str]) -> int:
+    return order.index(loc[0]) if loc and loc[0] in order else len(order)
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
