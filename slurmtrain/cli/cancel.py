@@ -42,9 +42,8 @@ def command(ctx: click.Context, name: str, root: Path | None) -> None:
 
 def _end(seen: Seen, doors: Doors) -> str:
     """Cancel; the line that tells. Raises UserError for a run that cannot be ended from here."""
-    from slurmtrain.cli.facts import CANCEL_FAILED
     from slurmtrain.errors import SlurmError, UserError
-    from slurmtrain.telemetry.history import add_act
+    from slurmtrain.telemetry.history import CANCEL_FAILED, add_act
 
     run, job, facts = seen.run, seen.facts.job, seen.facts
     by_job = bool(facts.job_id) and not facts.foreground

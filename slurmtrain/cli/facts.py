@@ -17,11 +17,9 @@ from slurmtrain.resilience.records import AttemptRecord, Owner, read_attempt, re
 from slurmtrain.resilience.state import Facts, RunState, run_state
 from slurmtrain.rundir import RunDir
 from slurmtrain.slurm.types import JobInfo
-from slurmtrain.telemetry.history import Act, read_acts
+from slurmtrain.telemetry.history import CANCEL_FAILED, Act, read_acts
 
 QUEUE_AGE_S = 10.0
-CANCEL_FAILED = "cancel failed"
-"""The act that takes back a `cancel` which Slurm did not hear."""
 _TAIL_BYTES = 4096
 _BEGINS = frozenset({"submit", "run", "start"})
 _LIVELY = ("RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING", "PENDING")

@@ -12,12 +12,12 @@ from slurmtrain.preflight.judge import Expected
 from slurmtrain.resilience.classify import Verdict, classify
 from slurmtrain.resilience.composition import Composition
 from slurmtrain.resilience.decide import Limits
-from slurmtrain.resilience.judgement import durable_step, evidence_of, judge_end
+from slurmtrain.resilience.judgement import category, durable_step, evidence_of, heard, hindered, judge_end
 from slurmtrain.resilience.nodecheck import check_nodes, write_nonce
 from slurmtrain.resilience.placement import Chosen, check_grant, choose, expected_memory, read_excluded
 from slurmtrain.resilience.ranks import check_spec, rank_spec
 from slurmtrain.resilience.records import AttemptRecord, Outcome, Owner, close_attempt, differences, read_attempts, write_attempt
-from slurmtrain.resilience.signals import INTERRUPT, NOTICE, TERM
+from slurmtrain.resilience.signals import INTERRUPT, NOTICE
 from slurmtrain.resilience.watch import Watch, Watched
 from slurmtrain.slurm.hostlist import fold
 from slurmtrain.units import counted
@@ -40,11 +40,11 @@ def make_attempt(c: Composition, owner: Owner) -> Ended:
     try:
         record = _begin(c, owner)
     except (SlurmtrainError, OSError) as error:
-        return Ended(None, _outcome(c, Verdict("launch", one_line(str(error)))))
+        return Ended(None, _outcome(c, hindered(error)))
     try:
         return _go(c, record)
     except (SlurmtrainError, OSError) as error:
-        return Ended(record, _outcome(c, Verdict("launch", one_line(str(error)))))
+        return Ended(record, _outcome(c, hindered(error)))
 
 
 def _begin(c: Composition, owner: Owner) -> AttemptRecord:
@@ -171,9 +171,6 @@ def _outcome(c: Composition, verdict: Verdict) -> Outcome:
         step=verdict.step,
         last_durable_step=durable_step(c),
         t_end=c.clock.time(),
-        signal=_signal_name(c),
+        signal=heard(c),
+        category=category(c, verdict),
     )
-
-
-def _signal_name(c: Composition) -> str:
-    return next((name for name, number in (("INT", INTERRUPT), ("TERM", TERM), ("USR2", NOTICE)) if c.signals.count(number)), "")

@@ -7,6 +7,7 @@ In this order; the first that holds is the outcome:
 | a rank's record says `config` | config, with its words |
 | a rank's record says `error`, and not that a peer was lost | failed, that rank's words |
 | all records `finished`; or some, and the last step's checkpoint is there | finished |
+| a rank hangs, so that the supervisor ended the step | failed: which rank, where, doing what, for how long |
 | a record says `stopped` (all ranks agreed, the save is done) | stopped or requeue, by the reason |
 | a stop was asked, and nothing but missing records and lost peers came of it | requeue; failed where a person asked |
 | no record, and no rank ever spoke | launch, or node_failure where Slurm calls a node down |
@@ -22,7 +23,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from slurmtrain.errors import one_line
+from slurmtrain.resilience.hang_types import Hang
 from slurmtrain.resilience.records import OutcomeKind
+from slurmtrain.telemetry.causes import Cause
 from slurmtrain.telemetry.exitfile import PEER_LOST, ExitRecord, StopReason, is_follower
 from slurmtrain.units import counted
 
@@ -42,7 +46,9 @@ class Evidence:
     `records` and `deaths` by world rank; `spoke`: an event or a record of this attempt was seen; `asked`: the stop that the
     supervisor passed on; `down`: nodes that Slurm calls down (None: not asked, or it has not made up its mind);
     `complete`: the checkpoint of the last step is there; `log`: the last line of the ranks' output; `ended_because`: why the supervisor
-    itself ended the step, where it did; `launcher_signal`: the signal that ended the launcher itself ("SIGKILL").
+    itself ended the step, where it did; `launcher_signal`: the signal that ended the launcher itself ("SIGKILL"); `own_will`: the stop was
+    asked because of USR2 or the deadline; `hang`: what was found out about ranks that did not move; `oom`: Slurm's line about memory that
+    ran out.
     """
 
     nodes: tuple[str, ...]
@@ -56,6 +62,9 @@ class Evidence:
     log: str = ""
     ended_because: str = ""
     launcher_signal: str = ""
+    own_will: bool = False
+    hang: Hang | None = None
+    oom: str = ""
 
     @property
     def world(self) -> int:
@@ -76,7 +85,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome's kind and first cause. `suspects`: nodes that only Slurm can tell about; the verdict may change with its word."""
+    """The outcome's kind and first cause. `suspects`: nodes that only Slurm can tell about; the verdict may change with its word.
+
+    `category`: the cause in one word (`causes_of`); None until all that it depends on is known.
+    """
 
     kind: OutcomeKind
     cause: str
@@ -84,11 +96,12 @@ class Verdict:
     node: str = ""
     step: int | None = None
     suspects: tuple[str, ...] = ()
+    category: Cause | None = None
 
 
 def classify(e: Evidence) -> Verdict:
     """The table above."""
-    for decide in (_from_faults, _from_agreement, _from_stop, _from_silence, _from_deaths, _from_missing):
+    for decide in (_from_faults, _from_agreement, _from_hang, _from_stop, _from_silence, _from_deaths, _from_missing):
         if verdict := decide(e):
             return verdict
     first = min(e.records.values(), key=lambda r: r.rank)
@@ -128,6 +141,15 @@ def _from_agreement(e: Evidence) -> Verdict | None:
     return Verdict("stopped" if by_person else "requeue", f"stopped at a checkpoint ({why})", step=_step(e.records))
 
 
+def _from_hang(e: Evidence) -> Verdict | None:
+    """A node that Slurm calls down is a dead node, whatever its ranks looked like."""
+    if e.hang is None:
+        return None
+    if e.hang.node and e.hang.node in (e.down or ()):
+        return Verdict("node_failure", f"node {e.hang.node} is down: {e.hang.words}", node=e.hang.node, step=_step(e.records))
+    return Verdict("failed", e.hang.words, e.hang.rank, e.hang.node, _step(e.records))
+
+
 def _from_stop(e: Evidence) -> Verdict | None:
     if e.asked is None or any(d.code is not None for d in e.deaths.values()):
         return None
@@ -157,9 +179,9 @@ def _from_deaths(e: Evidence) -> Verdict | None:
     rank = min(coded or struck)
     code = own[rank].code
     how = own[rank].how if code is None else f"code {code}"
-    return Verdict(
-        "failed", f"rank {rank} {how} on {e.node_of(rank)}, without a record of its own", rank, e.node_of(rank), _step(e.records)
-    )
+    said = e.oom or ("" if PEER_LOST in e.log or is_follower(e.log) else e.log)
+    cause = f"rank {rank} {how} on {e.node_of(rank)}, without a record of its own{f'; the last line: {said}' if said else ''}"
+    return Verdict("failed", one_line(cause), rank, e.node_of(rank), _step(e.records))
 
 
 def _own_words(e: Evidence) -> str:
@@ -189,7 +211,7 @@ def _from_missing(e: Evidence) -> Verdict | None:
     first = next((rank for rank in missing if rank in e.deaths), missing[0])
     where = f"rank {first} on {e.node_of(first)}"
     if not e.ended_because and first in e.deaths and e.deaths[first].how == "Killed":
-        cause = f"{where} was killed (SIGKILL) and left no record: out of memory, or by hand"
+        cause = f"{where} was killed (SIGKILL) and left no record: {e.oom or 'out of memory, or by hand'}"
     else:
         words = e.ended_because or (e.deaths[first].how if first in e.deaths else "") or _own_words(e)
         cause = f"{where} ended without a record{f': {words}' if words else ''}"

@@ -1,4 +1,4 @@
-"""How an attempt ended: gathers the evidence, asks Slurm where only Slurm can tell, and lets `classify` decide."""
+"""How an attempt ended, and why: gathers the evidence, asks Slurm where only Slurm can tell, lets `classify` and `causes_of` decide."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurmtrain.errors import one_line
+from slurmtrain.resilience.causes_of import Around, cause_of
 from slurmtrain.resilience.classify import Evidence, Verdict, classify
 from slurmtrain.resilience.composition import Composition
-from slurmtrain.resilience.launcher_words import HYDRA_ADVICE, deaths_in, hydra_end
+from slurmtrain.resilience.launcher_words import HYDRA_ADVICE, deaths_in, hydra_end, memory_ran_out
 from slurmtrain.resilience.records import AttemptRecord
+from slurmtrain.resilience.signals import INTERRUPT, NOTICE, TERM
 from slurmtrain.resilience.tracker import Tracker
 from slurmtrain.resilience.verdict import slurms_word
 from slurmtrain.resilience.watch import Watched
 from slurmtrain.steps.launcher import Step
 from slurmtrain.store.local import newest_step
+from slurmtrain.telemetry.causes import Cause
+from slurmtrain.telemetry.errorcause import cause_of_error
+from slurmtrain.telemetry.history import cancelled, read_acts
 
 _TAIL_BYTES = 8192
 _NOISE = re.compile(rf"{HYDRA_ADVICE}|^srun: |^slurmstepd|^\s*$")
@@ -27,13 +32,44 @@ def judge_end(c: Composition, record: AttemptRecord, evidence: Evidence) -> Verd
     """The verdict on an attempt whose launcher is gone; where a node fell silent, after Slurm's word on it."""
     verdict = classify(evidence)
     if verdict.kind == "node_failure":
-        return classify(replace(evidence, down=slurms_word(c, record, verdict)))
-    return verdict
+        evidence = replace(evidence, down=slurms_word(c, record, verdict))
+        verdict = classify(evidence)
+    elif verdict.kind == "requeue" and c.signals.count(TERM) and c.allocation.job_id and evidence.down is None:
+        evidence = replace(evidence, down=c.allocation.down(record.nodes))
+    return replace(verdict, category=category(c, verdict, evidence))
+
+
+def hindered(error: Exception) -> Verdict:
+    """The verdict on an attempt that an error of the supervisor's own kept from its start, or from its end."""
+    cause = cause_of_error(error)
+    told = cause if cause in {"storage", "out_of_memory", "network"} else "launch_failure"
+    return Verdict("launch", one_line(str(error)), category=told)
+
+
+def category(c: Composition, verdict: Verdict, evidence: Evidence | None = None) -> Cause:
+    """The cause of an end in one word. Slurm is asked again only where a stop may have been its own doing."""
+    if verdict.category is not None:
+        return verdict.category
+    asked = verdict.kind == "requeue" and c.signals.count(TERM) > 0
+    around = Around(
+        job=c.allocation.look(fresh=asked).job if c.allocation.job_id else None,
+        restarts=c.allocation.restart_count,
+        signal=heard(c),
+        own_will=evidence.own_will if evidence is not None else c.signals.count(NOTICE) > 0,
+        cancelled=cancelled(read_acts(c.run), c.allocation.job_id),
+        words=verdict.cause,
+    )
+    return cause_of(verdict.kind, evidence, around)
+
+
+def heard(c: Composition) -> str:
+    """The strongest signal that came: INT, TERM or USR2; empty: none."""
+    return next((name for name, number in (("INT", INTERRUPT), ("TERM", TERM), ("USR2", NOTICE)) if c.signals.count(number)), "")
 
 
 def evidence_of(c: Composition, record: AttemptRecord, watched: Watched, tracker: Tracker, step: Step) -> Evidence:
     """What is known now."""
-    words = step.words()
+    words, attempt = step.words(), c.run.attempt(record.attempt).path
     spoke = tracker.spoke or bool(watched.records)
     return Evidence(
         nodes=record.nodes,
@@ -44,9 +80,12 @@ def evidence_of(c: Composition, record: AttemptRecord, watched: Watched, tracker
         asked=watched.asked,
         down=_down_now(c, record, spoke=spoke),
         complete=durable_step(c) == c.setup.job.training.steps,
-        log=last_words(c.run.attempt(record.attempt).path, words),
+        log=last_words(attempt, words),
         ended_because=watched.ended_because,
         launcher_signal=_signal_name(step.poll()),
+        own_will=watched.own_will,
+        hang=getattr(watched, "hang", None),
+        oom=next(filter(None, map(memory_ran_out, _texts(attempt, words))), ""),
     )
 
 
@@ -66,10 +105,15 @@ def _down_now(c: Composition, record: AttemptRecord, *, spoke: bool) -> frozense
 
 def last_words(attempt: Path, words: str) -> str:
     """The last line that a rank printed, else the launcher's last; with the end of a task that mpiexec tells of."""
-    texts = [words, *(_tail(path) for path in sorted(attempt.glob("node-*.log")))]
+    texts = _texts(attempt, words)
     end = next(filter(None, map(hydra_end, texts)), "")
     said = _last(texts, without_noise=True) or ("" if end else _last(texts, without_noise=False))
     return one_line("; ".join(part for part in (said, end) if part))
+
+
+def _texts(attempt: Path, words: str) -> list[str]:
+    """What the launcher said, and the ends of the nodes' logs."""
+    return [words, *(_tail(path) for path in sorted(attempt.glob("node-*.log")))]
 
 
 def _last(texts: Sequence[str], *, without_noise: bool) -> str:

@@ -23,6 +23,7 @@ _HYDRA_CODE = re.compile(r"EXIT CODE: (\d+)")
 _HYDRA_SIGNAL = re.compile(r"EXIT STRING: (.+ \(signal \d+\))")
 _LIKELY = frozenset({signal.SIGABRT, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM})
 """Hydra writes a signal's number where an exit code would stand, and says which of the two it was only once all tasks are gone."""
+_MEMORY = re.compile(r"^(?:slurmstepd|srun): .*(?:oom[_-]kill|OOM Killed|Out Of Memory).*$", re.IGNORECASE | re.MULTILINE)
 HYDRA_ADVICE = r"^=|^YOUR APPLICATION TERMINATED|^This typically refers to|^Please see the FAQ"
 """Lines of hydra's that tell nothing."""
 
@@ -41,6 +42,16 @@ def deaths_in(words: str, nodes: Sequence[str], tasks_per_node: int) -> dict[int
             for rank in _ranks(form[1], form[2], nodes, tasks_per_node):
                 found.setdefault(rank, death)
     return found
+
+
+def memory_ran_out(words: str) -> str:
+    """Slurm's line about a task that was killed because its memory ran out; empty where there is none.
+
+    >>> memory_ran_out("slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.")
+    'Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.'
+    """
+    form = _MEMORY.search(words)
+    return form[0].partition(": ")[2].removeprefix("error: ").strip() if form else ""
 
 
 def hydra_end(words: str) -> str:

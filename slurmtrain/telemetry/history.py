@@ -5,13 +5,15 @@ from __future__ import annotations
 import getpass
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from slurmtrain.atomic import Disk
 from slurmtrain.rundir import RunDir
 
 HISTORY_VERSION = 1
+CANCEL_FAILED = "cancel failed"
+"""The act that takes back a `cancel` which Slurm did not hear."""
 
 
 @dataclass(frozen=True)
@@ -59,3 +61,14 @@ def read_acts(run: RunDir) -> list[Act]:
         except (ValueError, TypeError, KeyError):
             continue
     return acts
+
+
+def cancelled(acts: Sequence[Act], job_id: str) -> bool:
+    """Whether a person cancelled this job (of an array: any member of it) since the run was last submitted."""
+    array, word = job_id.partition("_")[0], ""
+    for act in acts:
+        if act.what in {"submit", "run"}:
+            word = ""
+        elif act.what in {"cancel", CANCEL_FAILED} and act.job_id.partition("_")[0] == array:
+            word = act.what
+    return word == "cancel"
