@@ -41,7 +41,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """One start of the world. `nodes` in the order of the world; `outcome` None while it runs (or when nobody lived to write it)."""
+    """One start of the world. `nodes` in the order of the world; `outcome` None while it runs (or when nobody lived to write it).
+
+    `t_checked`: when the check of the nodes was over; `t_ranks`: when the ranks were asked for; None: it did not come so far.
+    """
 
     attempt: int
     job_id: str
@@ -55,6 +58,8 @@ class AttemptRecord:
     packages: Mapping[str, str] = field(default_factory=dict)
     slurmtrain: str = ""
     outcome: Outcome | None = None
+    t_checked: float | None = None
+    t_ranks: float | None = None
 
     def to_json(self) -> bytes:
         return to_json({"v": RECORD_VERSION, **asdict(self)})
