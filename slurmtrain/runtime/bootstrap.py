@@ -15,11 +15,11 @@ from slurmtrain.config.site import SiteConfig
 from slurmtrain.config.stored import plan_of_attempt, read_site
 from slurmtrain.errors import ConfigError, LaunchError, SlurmtrainError
 from slurmtrain.fabric.discovery import discover, load_nvml
+from slurmtrain.fabric.rendezvous import Endpoint, choose_endpoint, default_interface, local_interfaces, read_routes, set_socket_interfaces
 from slurmtrain.fabric.topology import check_domains
 from slurmtrain.rundir import RunDir
 from slurmtrain.runtime.comm import Comm, check_size, raise_together, start_mpi, started_tasks
 from slurmtrain.runtime.identity import AttemptStart, attempt_number, claim, local_ranks, read_attempt, world_ranks
-from slurmtrain.runtime.rendezvous import Endpoint, choose_endpoint, default_interface, local_interfaces, read_routes, set_socket_interfaces
 from slurmtrain.runtime.startup import Passed, unheard
 from slurmtrain.runtime.world import Standing, World
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from slurmtrain.config.site import SiteConfig
 from slurmtrain.errors import ConfigError, SlurmtrainError, one_line
+from slurmtrain.fabric.rendezvous import Endpoint
 from slurmtrain.runtime.comm import Comm, raise_together
 from slurmtrain.runtime.device import check_distinct, gpu_index
-from slurmtrain.runtime.rendezvous import Endpoint
 
 TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}

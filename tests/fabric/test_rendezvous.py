@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from slurmtrain.errors import ConfigError
-from slurmtrain.runtime.rendezvous import Endpoint, choose_endpoint, default_interface, local_interfaces, set_socket_interfaces
+from slurmtrain.fabric.rendezvous import Endpoint, choose_endpoint, default_interface, local_interfaces, set_socket_interfaces
 
 NODE = {"lo": ["127.0.0.1"], "eno1": ["10.1.0.7"], "ib0": ["172.16.0.7"], "docker0": ["172.17.0.1"], "ib1": []}
 
