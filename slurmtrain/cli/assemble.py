@@ -23,6 +23,7 @@ from slurmtrain.config.sites import choose_site, find_file
 from slurmtrain.data.summary import check_data
 from slurmtrain.errors import TemplateError, one_line
 from slurmtrain.fabric.plan import build_plan
+from slurmtrain.fabric.resize import check_elastic
 from slurmtrain.launch.directives import check_passthrough
 from slurmtrain.launch.interpreter import ask_versions, choose_python
 from slurmtrain.launch.prepare import RunContents
@@ -31,6 +32,7 @@ from slurmtrain.launch.request import CodeRecord, LaunchRequest, Submitter, Vers
 from slurmtrain.launch.root import check_root
 from slurmtrain.launch.snapshot import plan_snapshot
 from slurmtrain.models.patterns import check_patterns
+from slurmtrain.planner.spares import with_spares
 from slurmtrain.rundir import RunDir
 from slurmtrain.telemetry.history import whoami
 
@@ -69,6 +71,8 @@ class Draft:
     site: SiteConfig
     plan: Plan
     run: RunDir
+    notes: tuple[str, ...] = ()
+    """What was worked out of what the job leaves open."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +93,15 @@ def draft(wish: Wish, doors: Doors) -> Draft:
     job = load_job(wish.job_file, sets=wish.sets, options=wish.options(), env=doors.env)
     site = choose_site(wish.site, doors.env, lambda: cluster_name(doors.slurm))
     check_job(job, site, where=str(wish.job_file))
+    job, why = with_spares(job, site)
     plan = build_plan(job, site)
+    check_elastic(plan, job, site)
     check_patterns(job, where=str(wish.job_file))
     check_data(job, where=str(wish.job_file))
     job = with_checked_weights(job, where=str(wish.job_file))
     root = root_of_site(wish.root, doors.env, site)
     check_root(root)
-    return Draft(job, site, plan, RunDir(root / job.run.name))
+    return Draft(job, site, plan, RunDir(root / job.run.name), (why,) if why else ())
 
 
 def assemble(wish: Wish, made: Draft, doors: Doors) -> RunContents:

@@ -42,6 +42,14 @@ def _resume(ctx: click.Context, param: click.Parameter, value: str | None) -> Re
     return int(value)
 
 
+def _spares(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
+    if value is None or value == "auto":
+        return value
+    if not value.isdigit():
+        raise click.BadParameter(f"{value!r} is neither a number nor auto", ctx, param)
+    return int(value)
+
+
 class ResumeCommand(click.Command):
     """A command with --resume, whose value may be left out: a word behind it that is no step is not its value."""
 
@@ -66,7 +74,9 @@ def words(args: Sequence[str]) -> list[str]:
 
 JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     _option("-N", "--nodes", metavar="N", text="Nodes that the world uses; 8-10 means 8 and 2 spares."),
-    click.option("--spares", type=int, default=None, metavar="N", help="Nodes kept ready beside those."),
+    click.option(
+        "--spares", callback=_spares, default=None, metavar="N|auto", help="Nodes kept ready beside those; auto: as many as pay off."
+    ),
     click.option("--gpus-per-node", type=int, default=None, metavar="K", help="Part of a node; no --exclusive then."),
     _option("-J", "--name", "--job-name", metavar="NAME", text="Name of the run [default: the job file's]."),
     click.option("--site", default=None, metavar="SITE", help="Site, by name or file [default: $SLURMTRAIN_SITE, then the cluster's]."),

@@ -45,6 +45,8 @@ def command(ctx: click.Context, /, job_file: Path, **said: Any) -> None:
     wish = Wish(job_file, values, said["sets"], said["include"], said["live"], said["site"], said["root"], argv=tuple(sys.argv))
     made = draft(_fitted(wish, doors.env), doors)
     start = _check(made, doors, resume=said["resume"], branch=said["branch"], root=said["root"])
+    for note in made.notes:
+        click.echo(note, err=True)
     publish(made, assemble(replace(wish, branch=start.branch), made, doors), doors, start)
     with suppress(OSError):
         add_act(made.run, doors.disk, doors.clock.time(), "run", job_id=job_of(doors.env), detail=start.note)
@@ -69,13 +71,14 @@ def _check(made: Draft, doors: Doors, *, resume: Resume | None, branch: str | No
     from slurmtrain.cli.runs import job_of
     from slurmtrain.cli.start import start_of
     from slurmtrain.errors import ConfigError, UserError
+    from slurmtrain.fabric.resize import fewest
 
     by_srun = made.site.launcher == "srun"
     if by_srun and not doors.env.get("SLURM_JOB_ID"):
         problem = f"site {made.site.name} starts ranks by srun, and this is not inside an allocation"
         raise UserError(f"{problem}: salloc -N {made.plan.nodes} first, or slurmtrain submit; on this machine alone: --site local")
     nodes = _nodes(doors.env)
-    if by_srun and nodes is not None and made.plan.nodes > nodes:
+    if by_srun and nodes is not None and fewest(made.plan, made.job, made.site) > nodes:
         raise ConfigError(f"the allocation has {nodes}: use -N {nodes}, or a larger allocation", key="slurm.nodes", value=made.plan.nodes)
     own_job = job_of(doors.env).partition("_")[0]
 

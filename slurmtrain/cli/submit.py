@@ -60,6 +60,8 @@ def command(ctx: click.Context, /, job_file: Path, sbatch_options: tuple[str, ..
         return
     start = _check(made, doors, resume=said["resume"], branch=said["branch"], root=said["root"])
     contents = assemble(replace(wish, branch=start.branch), made, doors)
+    for note in made.notes:
+        click.echo(note, err=True)
     if said["dry_run"]:
         click.echo(contents.script, nl=False)
         click.echo(f"# would run: sbatch {' '.join(contents.request.sbatch_options)} SCRIPT", err=True)

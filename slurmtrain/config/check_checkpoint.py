@@ -14,8 +14,11 @@ from slurmtrain.units import format_size
 def check_when(job: JobConfig) -> None:
     """When to save, and what to keep."""
     wish = job.checkpoint
-    if not wish.every_steps and wish.every_minutes is None:
-        _refuse(job, "every_steps", wish.every_steps, "a failure would cost the whole run: give every_steps, or every_minutes")
+    if wish.interval is not None:
+        _check_auto(job)
+    elif not wish.every_steps and wish.every_minutes is None:
+        fault = 'a failure would cost the whole run: give every_steps, every_minutes, or interval = "auto"'
+        _refuse(job, "every_steps", wish.every_steps, fault)
     if wish.keep_every_steps is not None and wish.every_steps and wish.keep_every_steps % wish.every_steps:
         fault = f"no checkpoint is made at most of its multiples: use a multiple of every_steps = {wish.every_steps}"
         near = multiples(wish.every_steps, near=wish.keep_every_steps)
@@ -27,6 +30,16 @@ def check_when(job: JobConfig) -> None:
         _refuse(job, "best_metric", wish.best_metric, "nothing is kept for it: give keep_best, such as 1, or leave it out")
     if wish.best_metric is not None and wish.best_metric not in known:
         _refuse(job, "best_metric", wish.best_metric, f"is not measured: use {either(known)}, or add it to [evaluation.sets]")
+
+
+def _check_auto(job: JobConfig) -> None:
+    """Of an interval that is worked out; `every_minutes` stays what it is, the longest time without a save."""
+    wish = job.checkpoint
+    if wish.every_steps:
+        _refuse(job, "every_steps", wish.every_steps, f'and interval = "{wish.interval}" say when to save: leave one of them out')
+    if wish.keep_every_steps is not None:
+        fault = f'interval = "{wish.interval}" saves at no such multiples: use keep_every_hours'
+        _refuse(job, "keep_every_steps", wish.keep_every_steps, fault)
 
 
 def check_how(job: JobConfig, site: SiteConfig) -> None:
@@ -57,9 +70,9 @@ def _check_memory(job: JobConfig, site: SiteConfig) -> None:
         _refuse(job, "local", True, f"{fault}, or leave local out")  # noqa: FBT003
 
 
-def notes_of(job: JobConfig) -> tuple[str, ...]:
-    """What a person should know of keys that are legal."""
-    if job.checkpoint.local and job.slurm.nodes == 1:
+def notes_of(job: JobConfig, nodes: int | None = None) -> tuple[str, ...]:
+    """What a person should know of keys that are legal. `nodes`: of an attempt; default: the job's."""
+    if job.checkpoint.local and (nodes or job.slurm.nodes) == 1:
         return ("checkpoint.local on one node: there is no partner that could hold a copy; what the node loses is the last flush away",)
     return ()
 

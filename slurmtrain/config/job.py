@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from slurmtrain.config.base import FORMAT_VERSION, Frozen, NonNegative, Positive, PositiveFloat
 from slurmtrain.config.data import DataConfig
@@ -12,7 +12,7 @@ from slurmtrain.config.model import ModelConfig
 from slurmtrain.config.parallel import ParallelConfig
 from slurmtrain.config.recovery import Continuation, RecoveryConfig
 from slurmtrain.config.training import EvaluationConfig, MetricsConfig, OptimizerConfig, TargetConfig, TrainingConfig
-from slurmtrain.config.values import ArrayRange, Duration, Environment, Line, RunName, SbatchExtra, Version, Word
+from slurmtrain.config.values import ArrayRange, Duration, Environment, Line, RunName, SbatchExtra, Spares, Version, Word
 
 
 class RunConfig(Frozen):
@@ -33,6 +33,8 @@ class CheckpointConfig(Frozen):
     """0: by time alone."""
     every_minutes: PositiveFloat | None = None
     """Saved as well when so much time has passed since the last save, by rank 0's clock alone."""
+    interval: Literal["auto"] | None = None
+    """auto: Daly's optimum from what saves cost and how often nodes fail, worked out again as the run goes; `every_steps` is 0 then."""
     keep: Positive = 3
     """Newest checkpoints kept; the newest that verifies is never removed."""
     keep_every_steps: Positive | None = None
@@ -57,13 +59,20 @@ class CheckpointConfig(Frozen):
     """Save to each node's own disk (paths.scratch), with a copy on a partner node; every `flush_every`-th goes to the shared folder."""
     flush_every: Positive = 4
 
+    @model_validator(mode="before")
+    @classmethod
+    def _by_time(cls, said: Any) -> Any:
+        """Nobody has asked for steps where the interval is chosen."""
+        return {"every_steps": 0, **said} if isinstance(said, dict) and said.get("interval") is not None else said
+
 
 class SlurmConfig(Frozen):
     """What is asked of Slurm. Everything here may also be given on the command line."""
 
     nodes: Positive = 1
     """Nodes that the world uses; a range "8-10" in the file becomes nodes = 8, spares = 2."""
-    spares: NonNegative = 0
+    spares: Spares = 0
+    """auto: the number that gives most useful GPU-hours for each billed one; a number once the job is submitted."""
     time: Duration | None = None
     partition: Word | None = None
     account: Word | None = None

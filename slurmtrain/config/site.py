@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from slurmtrain.config.base import FORMAT_VERSION, Frozen, NonNegative, Positive
+from slurmtrain.config.base import FORMAT_VERSION, Fraction, Frozen, NonNegative, NonNegativeFloat, Positive, PositiveFloat
 from slurmtrain.config.values import Duration, Environment, Line, RuleError, SbatchExtra, Ulimits, Version, Word
 
 EARLY_S = 60
@@ -137,6 +137,21 @@ class SitePython(Frozen):
     """MPI4PY_LIBMPI: the site's MPI library for the ABI-stub wheel of mpi4py."""
 
 
+class SiteReliability(Frozen):
+    """How often nodes fail here, and what a failure costs: for `checkpoint.interval = "auto"` and `slurm.spares = "auto"`."""
+
+    failures_per_node_day: PositiveFloat = 0.0065
+    """Failures that end a job, for each node and day. Default: 6.5 in 1,000 node-days of Meta's RSC-1, 16,000 A100 (Kokolis et al.,
+    arXiv 2410.21680); the same paper's RSC-2 has 2.34, Llama 3's run 3.8 (419 in 54 days of 2,048 nodes, arXiv 2407.21783)."""
+    requeue_wait_s: NonNegativeFloat = 420.0
+    """From the loss of a node to the next start of its job. Default: what Slurm's own defaults take where other nodes are free:
+    SlurmdTimeout = 300, and cred_expire = 120 before a requeued job may start."""
+    restart_s: PositiveFloat = 300.0
+    """From a failure to the next step, in the same allocation. Default: the least of the 5 to 20 minutes of Kokolis et al."""
+    wait_billed: Fraction = 1.0
+    """Share of a waiting run's GPU-hours that counts as spent: 1 on a reservation; 0 where only what runs is charged."""
+
+
 class SiteTimeouts(Frozen):
     """Limits in seconds."""
 
@@ -163,4 +178,5 @@ class SiteConfig(Frozen):
     storage: SiteStorage = Field(default_factory=SiteStorage)
     environment: SiteEnvironment = Field(default_factory=SiteEnvironment)
     python: SitePython = Field(default_factory=SitePython)
+    reliability: SiteReliability = Field(default_factory=SiteReliability)
     timeouts: SiteTimeouts = Field(default_factory=SiteTimeouts)

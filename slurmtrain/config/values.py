@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from slurmtrain.config.base import FORMAT_VERSION
 from slurmtrain.config.sbatch_options import extra_fault
@@ -74,6 +74,12 @@ def _numbers_to_text(table: Any) -> Any:
     return {key: _number_to_text(value) for key, value in table.items()} if isinstance(table, dict) else table
 
 
+def _spares(value: Any) -> Any:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise ValueError('must be a whole number, 0 or more, or "auto"')
+
+
 def _environment(table: dict[str, str]) -> dict[str, str]:
     for name, value in table.items():
         if not _VARIABLE.fullmatch(name):
@@ -121,6 +127,8 @@ Word = Annotated[str, AfterValidator(_word)]
 RunName = Annotated[str, AfterValidator(_run_name)]
 Duration = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(_duration)]
 """A time limit as `units.parse_duration` reads it; a bare number is minutes, as for sbatch."""
+Spares = Annotated[int | Literal["auto"], PlainValidator(_spares)]
+"""A number of nodes, or the number that `planner.spares` chooses at submit."""
 ArrayRange = Annotated[str, AfterValidator(_array)]
 Environment = Annotated[dict[str, str], BeforeValidator(_numbers_to_text), AfterValidator(_environment)]
 """Variables: whole numbers become text, values may hold anything but NUL."""

@@ -18,11 +18,13 @@ def build_plan(job: JobConfig, site: SiteConfig) -> Plan:
     """
     gpus = job.slurm.gpus_per_node or site.node.gpus
     parallel, training = job.parallel, job.training
+    spares = job.slurm.spares
+    assert isinstance(spares, int), "planner.spares.with_spares chooses first"
     dp, count = resolve_dp(job, gpus), parallel.pp * parallel.resolved_vp()
     plan = Plan(
         world=job.slurm.nodes * gpus,
         nodes=job.slurm.nodes,
-        spares=job.slurm.spares,
+        spares=spares,
         gpus_per_node=gpus,
         tp=parallel.tp,
         cp=parallel.cp,

@@ -16,6 +16,7 @@ from slurmtrain.config.plan import Plan
 from slurmtrain.config.sbatch_options import extra_fault
 from slurmtrain.config.site import EARLY_S, SiteConfig
 from slurmtrain.errors import ConfigError
+from slurmtrain.fabric.resize import fewest
 from slurmtrain.rundir import RunDir
 from slurmtrain.units import format_duration, parse_duration
 
@@ -38,7 +39,8 @@ def _shape(job: JobConfig, site: SiteConfig, plan: Plan) -> Iterator[str]:
     gpus = plan.gpus_per_node
     whole = gpus == site.node.gpus
     yield f"--job-name={job.run.name}"
-    yield f"--nodes={plan.nodes + plan.spares}"
+    most, least = plan.nodes + plan.spares, fewest(plan, job, site)
+    yield f"--nodes={most}" if least == plan.nodes else f"--nodes={least}-{most}"
     yield f"--ntasks-per-node={gpus}"
     yield f"--cpus-per-task={site.node.cpus_per_gpu}"
     option = site.slurm.gpus_option

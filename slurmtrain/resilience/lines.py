@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slurmtrain.telemetry.events import Event
-from slurmtrain.units import format_count, format_duration, format_size
+from slurmtrain.units import counted, format_count, format_duration, format_size
 
 
 def stamp(t: float) -> str:
@@ -60,6 +60,16 @@ def _save(event: Event, _steps: int, _tokens: int) -> str:
     shown += [f"training stood still for {number(stall, '.2f')} s"] if behind else []
     where = " on the nodes' own disks" if f.get("tier") == "local" else ""
     return "; ".join([f"checkpoint of step {f.get('step')}{where} {', '.join(shown)}", *map(str, f.get("notes") or [])])
+
+
+def _interval(event: Event, _steps: int, _tokens: int) -> str:
+    f = event.fields
+    seconds, mtbf = f.get("seconds"), f.get("mtbf_s")
+    if not isinstance(seconds, (int, float)) or not isinstance(mtbf, (int, float)):
+        return "the interval between checkpoints was worked out anew"
+    why = f"a save takes {number(f.get('stall_s'), '.3g')} s, {counted(int(f.get('nodes', 0)), 'node')} meet a failure in {mtbf / 3600:.3g} h"
+    seen = f"{f.get('failures')} seen in {number(f.get('node_days'), '.3g')} node-days"
+    return f"checkpoints every {format_duration(seconds)} from here on: {why} ({seen})"
 
 
 def _save_failed(event: Event, _steps: int, _tokens: int) -> str:
@@ -135,6 +145,7 @@ _LINES: Mapping[str, Callable[[Event, int, int], str | None]] = {
     "step": _step,
     "start": _start,
     "save": _save,
+    "interval": _interval,
     "save_failed": _save_failed,
     "load": _load,
     "aside": _aside,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slurmtrain.config.job import JobConfig
+from slurmtrain.config.plan import Plan
 from slurmtrain.data.loader import Batch, Batches
 from slurmtrain.data.staging import Node
 from slurmtrain.data.stream import evaluation_batches, open_batches
@@ -33,6 +34,7 @@ class Feed:
 def open_feed(job: JobConfig, mesh: Mesh, world: World, scratch: Path | None) -> Feed:
     """Collective where the job's data is staged. Raises DataError and ConfigError."""
     place: dict[str, Any] = {"data_rank": mesh.index("data"), "data_size": mesh.size("data"), "pin": world.device.type == "cuda"}
+    job = _as_planned(job, world.plan)
     training = job.training
     batches = open_batches(
         job,
@@ -43,6 +45,11 @@ def open_feed(job: JobConfig, mesh: Mesh, world: World, scratch: Path | None) ->
     )
     sets = {name: _pass_over(evaluation_batches(path, job, **place), world.device) for name, path in job.evaluation.sets.items()}
     return Feed(batches, sets)
+
+
+def _as_planned(job: JobConfig, plan: Plan) -> JobConfig:
+    """The job with the micro-batch of this attempt's layout, which an elastic run may have had to make smaller."""
+    return job.model_copy(update={"training": job.training.model_copy(update={"micro_batch": plan.micro_batch})})
 
 
 def step_batch(batch: Batch, device: torch.device) -> StepBatch:

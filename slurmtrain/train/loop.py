@@ -19,6 +19,7 @@ from slurmtrain.train.drills import open_drills
 from slurmtrain.train.evaluate import Interrupted
 from slurmtrain.train.feed import step_batch
 from slurmtrain.train.metrics import Figures, pack
+from slurmtrain.train.pace import Pace, make_pace
 from slurmtrain.train.profile import Profiler
 from slurmtrain.train.recorder import Recorder
 from slurmtrain.train.saving import Saves, Surroundings
@@ -48,7 +49,7 @@ class Loop:
         here = Surroundings(session.run, session.flag, session.group, clock, self._tell_of_save, session.phases.at)
         own = session.resumed if session.resumed and session.resumed.origin is None else None
         durable, kept = (own.step if own else None), (own.step if own and own.tier == "shared" else None)
-        self._saves = Saves(session.saver, self, session.saving, here, durable=durable, kept=kept)
+        self._saves = Saves(session.saver, self, session.saving, here, durable=durable, kept=kept, pace=self._pace())
         self._holdings = Holdings(session.place, session.built.parameters, session.optimizer, session.average)
         self._held = borrowed(read_origin(session.run), session.job.model.weights) if session.world.rank == 0 else []
         self._counted_at = clock.monotonic()
@@ -60,6 +61,13 @@ class Loop:
         if session.job.metrics.profile is not None:
             trace = session.run.trace(session.world.attempt, session.world.rank)
             self._profiler = Profiler(session.job.metrics.profile, trace, session.world.device, self._recorder.note)
+
+    def _pace(self) -> Pace | None:
+        """On rank 0 alone: when saves are due."""
+        session, world = self._session, self._session.world
+        if session.saving.interval is None or world.rank:
+            return None
+        return make_pace(session.run, world.attempt, nodes=len(world.nodes), clock=self._clock, tell=self._recorder.emit)
 
     @property
     def step(self) -> int:

@@ -23,6 +23,7 @@ from slurmtrain.clock import Clock
 from slurmtrain.config.job import CheckpointConfig
 from slurmtrain.errors import CheckpointError
 from slurmtrain.rundir import RunDir
+from slurmtrain.train.pace import Pace
 from slurmtrain.train.stopping import Heard, StopFlag, answer_request, save_request
 
 LAST_TRIES = 2
@@ -57,15 +58,24 @@ class Surroundings:
 
 
 class Saves:
-    """`durable`: the newest step that is known to be saved, in any tier; `kept`: in the run folder (rank 0 knows first).
+    """`durable`: the newest step that is known to be saved, in any tier; `kept`: in the run folder (rank 0 knows first). `pace`: rank 0's,
+    where the interval is worked out as the run goes.
 
     All methods but `look` are called by all ranks.
     """
 
     def __init__(
-        self, saver: Saver, state: State, wish: CheckpointConfig, here: Surroundings, *, durable: int | None, kept: int | None = None
+        self,
+        saver: Saver,
+        state: State,
+        wish: CheckpointConfig,
+        here: Surroundings,
+        *,
+        durable: int | None,
+        kept: int | None = None,
+        pace: Pace | None = None,
     ) -> None:
-        self._saver, self._state, self._wish, self._here = saver, state, wish, here
+        self._saver, self._state, self._wish, self._here, self._pace = saver, state, wish, here, pace
         self.durable, self.kept = durable, kept
         self._since = here.clock.monotonic()
         self._unflushed = 0
@@ -130,8 +140,9 @@ class Saves:
 
     def _time_is_up(self) -> bool:
         """A save that is under way is waited for: its successor would only stand behind it."""
-        minutes = self._wish.every_minutes
-        return minutes is not None and not self._under_way and self._here.clock.monotonic() - self._since >= 60 * minutes
+        minutes, now = self._wish.every_minutes, self._here.clock.monotonic()
+        paced = self._pace is not None and self._pace.due()
+        return not self._under_way and (paced or (minutes is not None and now - self._since >= 60 * minutes))
 
     def _to_run_folder(self, step: int) -> bool:
         """By the step first: attempts that end before their `flush_every`-th save must get there, too."""
@@ -149,6 +160,8 @@ class Saves:
             outcome = self._saver.begin(self._state.header(), self._state.source(), shared=shared, local=local)
         self._begun, self._under_way, self._since = (step, shared), True, here.clock.monotonic()
         self._unflushed = 0 if shared else self._unflushed + 1
+        if self._pace is not None:
+            self._pace.saved()
         self._all_ended([] if outcome is None else [outcome])
 
     def _all_ended(self, outcomes: Iterable[Outcome]) -> None:
@@ -171,6 +184,8 @@ class Saves:
         notes = {"notes": list(outcome.notes)} if outcome.notes else {}
         figures = {"seconds": outcome.stall_s, "write_s": outcome.write_s, "bytes": outcome.bytes}
         self._tell("save", step=step, **figures, **where, **notes)
+        if self._pace is not None:
+            self._pace.learn(step, outcome.stall_s)
         if tier == "shared":
             self._answer(step)
 

@@ -182,7 +182,7 @@ def open_session(
         phases=phases,
         observer=Observer(built.runner, phases, meter, world.device),
         yard=yardstick(job, site),
-        notes=(*feed.batches.notes, *notes_of(job), *nodes.notes),
+        notes=(*feed.batches.notes, *notes_of(job, len(world.nodes)), *nodes.notes),
         resumed=None,
         local=nodes.local,
     )
