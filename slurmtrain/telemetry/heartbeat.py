@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 from slurmtrain.clock import Clock
-from slurmtrain.telemetry.stackdump import listen_for_stacks, stack_dump
+from slurmtrain.telemetry.stackdump import leave_no_trace, listen_for_stacks
 
 Phase = Literal["init", "load", "step", "wait", "save", "eval", "data", "end"]
 """init: until the world is up. load: first values or a checkpoint. step: computing, and the collectives in it. wait: in the step's one
@@ -96,10 +96,11 @@ class SilentHeart:
 class SharedHeart:
     """Beats into a file of node-local memory. Raises OSError where it cannot be made."""
 
-    def __init__(self, folder: Path, rank: int, attempt: int, clock: Clock) -> None:
+    def __init__(self, folder: Path, rank: int, attempt: int, clock: Clock, *, pid: int | None = None) -> None:
+        """`pid`: of the process that this is the heart of, where it is not this one."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.path = folder / f"rank-{rank:05d}"
-        self._clock, self._rank, self._attempt, self._pid = clock, rank, attempt, os.getpid()
+        self._clock, self._rank, self._attempt, self._pid = clock, rank, attempt, pid or os.getpid()
         self._phase: Phase = "init"
         self._since = clock.monotonic()
         self._step, self._entered, self._work_s = 0, 0, 0.0
@@ -133,8 +134,8 @@ class SharedHeart:
 
     def close(self) -> None:
         self.beat("end")
-        for path in (self.path, stack_dump(self.path.parent, self._pid)):
-            path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
+        leave_no_trace(self.path.parent, self._pid)
 
     @contextmanager
     def at(self, phase: Phase) -> Iterator[None]:
