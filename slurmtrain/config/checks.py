@@ -10,6 +10,7 @@ from collections.abc import Callable
 from math import gcd
 
 from slurmtrain.config.check_checkpoint import check_how, check_when
+from slurmtrain.config.check_entry import check_entry
 from slurmtrain.config.check_layout import (
     check_batch,
     check_context,
@@ -20,6 +21,7 @@ from slurmtrain.config.check_layout import (
     check_tensor,
 )
 from slurmtrain.config.check_model import check_first_values, check_positions, check_rope_scaling, check_shape
+from slurmtrain.config.check_recovery import check_compared, check_recovery
 from slurmtrain.config.check_training import check_data, check_evaluation, check_numerics, check_optimizer
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.refusal import multiples, refuse
@@ -30,15 +32,24 @@ from slurmtrain.errors import ConfigError
 def check_job(job: JobConfig, site: SiteConfig, *, where: str = "") -> None:
     """Raise ConfigError for the first thing that does not fit; `where` names the job file in it (default: the run)."""
     try:
-        for check in _OF_JOB:
-            check(job)
-        for with_site in _OF_SITE:
-            with_site(job, site)
-        dp = resolve_dp(job, gpus_per_node(job, site))
-        check_data_parallel(job, dp)
-        check_batch(job, dp)
+        if job.entry is not None:
+            _check_site(job, site)
+            check_entry(job, job.entry, site)
+        else:
+            _check_trainer(job, site)
     except ConfigError as error:
         raise ConfigError(error.problem, where=where or error.where, key=error.key, value=error.value) from None
+
+
+def _check_trainer(job: JobConfig, site: SiteConfig) -> None:
+    for check in _OF_JOB:
+        check(job)
+    for with_site in _OF_SITE:
+        with_site(job, site)
+    dp = resolve_dp(job, gpus_per_node(job, site))
+    check_data_parallel(job, dp)
+    check_batch(job, dp)
+    check_compared(job, dp)
 
 
 def gpus_per_node(job: JobConfig, site: SiteConfig) -> int:
@@ -88,5 +99,6 @@ _OF_JOB: tuple[Callable[[JobConfig], None], ...] = (
     check_optimizer,
     check_evaluation,
     check_when,
+    check_recovery,
 )
 _OF_SITE: tuple[Callable[[JobConfig, SiteConfig], None], ...] = (_check_site, check_numerics, check_data, check_how)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
 from slurmtrain.config.base import FORMAT_VERSION, Frozen, NonNegative, Positive, PositiveFloat
 from slurmtrain.config.data import DataConfig
+from slurmtrain.config.entry import EntryConfig
 from slurmtrain.config.model import ModelConfig
 from slurmtrain.config.parallel import ParallelConfig
 from slurmtrain.config.recovery import Continuation, RecoveryConfig
@@ -95,14 +97,28 @@ class SlurmConfig(Frozen):
     """More sbatch options, each as one word: "--mail-type=END"."""
 
 
+OF_OUR_TRAINER = ("model", "data", "training", "optimizer", "parallel", "checkpoint", "evaluation", "target", "metrics")
+"""Sections that say nothing to a script of the user's."""
+if TYPE_CHECKING:
+    _Model = ModelConfig
+    _Data = DataConfig
+    _Training = TrainingConfig
+else:
+    _Model, _Data, _Training = ModelConfig | None, DataConfig | None, TrainingConfig | None
+
+
 class JobConfig(Frozen):
-    """The resolved job."""
+    """The resolved job, of one of two forms: [entry], or all that our own trainer needs.
+
+    `model`, `data` and `training` are there unless `entry` is: whoever may meet such a job asks for `entry` first.
+    """
 
     v: Version = FORMAT_VERSION
     run: RunConfig
-    model: ModelConfig
-    data: DataConfig
-    training: TrainingConfig
+    entry: EntryConfig | None = None
+    model: _Model = Field(default=None)
+    data: _Data = Field(default=None)
+    training: _Training = Field(default=None)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
@@ -115,3 +131,17 @@ class JobConfig(Frozen):
     """Variables of the ranks, verbatim; they win over the site's."""
     python: Line | None = None
     """Interpreter of the job; default: the site's, else the one that submits."""
+
+    @classmethod
+    def lacking(cls, values: Mapping[str, Any]) -> tuple[str, ...]:
+        return () if "entry" in values else tuple(key for key in ("model", "data", "training") if key not in values)
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the whole run; None: a script's, which does not say."""
+        return self.training.steps if self.entry is None else self.entry.steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        """0: not known."""
+        return self.training.global_batch * self.training.sequence_length if self.entry is None else 0

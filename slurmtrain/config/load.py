@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from slurmtrain.config.check_entry import check_form
 from slurmtrain.config.draft import Draft
 from slurmtrain.config.expand import expand
 from slurmtrain.config.job import JobConfig
@@ -40,6 +41,7 @@ def load_job(
     draft = Draft(read_toml(path, "job file"), str(path))
     apply_sets(draft, JobConfig, sets)
     apply_options(draft, JobConfig, options or {})
+    check_form(draft)
     merge_preset(draft)
     merge_weights(draft, path.parent, env)
     _split_nodes(draft)
@@ -88,15 +90,18 @@ def _with_paths(job: JobConfig, draft: Draft, path: Path, env: Mapping[str, str]
     def resolve(value: Path | str, key: str) -> Path:
         return Path(os.path.abspath(path.parent / expand(value, env, where=draft.where(key), key=key)))  # noqa: PTH100
 
-    data, sets, weights, python = job.data, job.evaluation.sets, job.model.weights, job.python
+    python = job.python
+    if python and ("/" in python or python.startswith(("~", "$"))):
+        python = str(resolve(python, "python"))
+    if job.entry is not None:
+        return job.model_copy(update={"entry": job.entry.resolved(), "python": python})
+    data, sets, weights = job.data, job.evaluation.sets, job.model.weights
     if weights is not None:
         weights = absolute(weights, path.parent, env, draft.where("model.weights"))
     sources = tuple(
         one.model_copy(update={"path": resolve(one.path, f"data.sources[{number}].path")}) for number, one in enumerate(data.sources)
     )
     found = {name: resolve(one, f"evaluation.sets.{name}") for name, one in sets.items()}
-    if python and ("/" in python or python.startswith(("~", "$"))):
-        python = str(resolve(python, "python"))
     return job.model_copy(
         update={
             "model": job.model.model_copy(update={"weights": weights}),

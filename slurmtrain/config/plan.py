@@ -10,13 +10,15 @@ from slurmtrain.config.values import Version
 
 
 class Plan(Frozen):
-    """A layout. world = tp * cp * dp * pp = nodes * gpus_per_node; ep lies inside dp."""
+    """A layout. world = tp * cp * dp * pp = nodes * tasks_per_node; ep lies inside dp."""
 
     v: Version = FORMAT_VERSION
     world: Positive
     nodes: Positive
     spares: NonNegative
     gpus_per_node: Positive
+    ranks_per_node: Positive | None = None
+    """Of a script that wants fewer ranks than GPUs; None: one for each."""
     tp: Positive
     cp: Positive
     ep: Positive
@@ -39,6 +41,11 @@ class Plan(Frozen):
     schedule: ScheduleName = "1f1b"
     vp: Positive = 1
     """Stages of each pipeline rank."""
+
+    @property
+    def tasks_per_node(self) -> int:
+        """Ranks of each node."""
+        return self.ranks_per_node or self.gpus_per_node
 
     def sizes(self) -> dict[str, int]:
         """Size of each axis in `order`, with dp / ep under "dp"."""

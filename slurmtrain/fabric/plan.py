@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurmtrain.config.checks import resolve_dp
+from slurmtrain.config.entry import EntryConfig
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.site import SiteConfig
@@ -16,6 +17,8 @@ def build_plan(job: JobConfig, site: SiteConfig) -> Plan:
 
     Raises PlacementError when it cannot be placed, and ConfigError where dp does not follow (`config.checks.resolve_dp`).
     """
+    if job.entry is not None:
+        return _of_script(job, job.entry, site)
     gpus = job.slurm.gpus_per_node or site.node.gpus
     parallel, training = job.parallel, job.training
     spares = job.slurm.spares
@@ -46,6 +49,28 @@ def build_plan(job: JobConfig, site: SiteConfig) -> Plan:
     )
     check_layout(plan)
     return plan
+
+
+def _of_script(job: JobConfig, entry: EntryConfig, site: SiteConfig) -> Plan:
+    """What is known of a script's world: its ranks; how it shares its work among them is its own affair."""
+    gpus, spares = job.slurm.gpus_per_node or site.node.gpus, job.slurm.spares
+    assert isinstance(spares, int), "planner.spares.with_spares chooses first"
+    world = job.slurm.nodes * (entry.ranks_per_node or gpus)
+    return Plan(
+        world=world,
+        nodes=job.slurm.nodes,
+        spares=spares,
+        gpus_per_node=gpus,
+        ranks_per_node=entry.ranks_per_node,
+        **dict.fromkeys(("tp", "cp", "ep", "pp", "micro_batch", "microbatches"), 1),
+        dp=world,
+        order=job.parallel.order,
+        nvlink_domain=site.node.nvlink_domain,
+        block_nodes=site.node.block_nodes,
+        stages=((),),
+        global_batch=world,
+        dp_mode="ddp",
+    )
 
 
 def _microbatches(global_batch: int, micro_batch: int, dp: int) -> int:
