@@ -24,7 +24,7 @@ from slurmtrain.data.summary import check_data
 from slurmtrain.errors import TemplateError, one_line
 from slurmtrain.fabric.plan import build_plan
 from slurmtrain.fabric.resize import check_elastic
-from slurmtrain.launch.directives import check_passthrough
+from slurmtrain.launch.directives import check_continuation, check_passthrough
 from slurmtrain.launch.interpreter import ask_versions, choose_python
 from slurmtrain.launch.prepare import RunContents
 from slurmtrain.launch.render import Templates, render
@@ -33,6 +33,7 @@ from slurmtrain.launch.root import check_root
 from slurmtrain.launch.snapshot import plan_snapshot
 from slurmtrain.models.patterns import check_patterns
 from slurmtrain.planner.spares import with_spares
+from slurmtrain.resilience.budget import check_budgets
 from slurmtrain.rundir import RunDir
 from slurmtrain.telemetry.history import whoami
 
@@ -93,6 +94,8 @@ def draft(wish: Wish, doors: Doors) -> Draft:
     job = load_job(wish.job_file, sets=wish.sets, options=wish.options(), env=doors.env)
     site = choose_site(wish.site, doors.env, lambda: cluster_name(doors.slurm))
     check_job(job, site, where=str(wish.job_file))
+    check_continuation(job, where=str(wish.job_file))
+    check_budgets(job.recovery, where=str(wish.job_file))
     job, why = with_spares(job, site)
     plan = build_plan(job, site)
     check_elastic(plan, job, site)

@@ -42,6 +42,7 @@ def command(ctx: click.Context, name: str, root: Path | None) -> None:
 
 def _end(seen: Seen, doors: Doors) -> str:
     """Cancel; the line that tells. Raises UserError for a run that cannot be ended from here."""
+    from slurmtrain.cli.facts import whole_job
     from slurmtrain.errors import SlurmError, UserError
     from slurmtrain.telemetry.history import CANCEL_FAILED, add_act
 
@@ -54,7 +55,7 @@ def _end(seen: Seen, doors: Doors) -> str:
         raise UserError(f"run {run.name} was started by `slurmtrain run`: cancel it there by Ctrl-C twice; {where}")
     add_act(run, doors.disk, doors.clock.time(), "cancel", job_id=facts.job_id)
     if by_job:
-        target = _target(seen, job.job_id if job else facts.job_id)
+        target = whole_job(seen, job.job_id if job else facts.job_id)
         try:
             doors.slurm.cancel(target)
         except BaseException:
@@ -68,11 +69,3 @@ def _end(seen: Seen, doors: Doors) -> str:
     doors.clock.sleep(BETWEEN_S)
     os.kill(seen.owner.pid, signal.SIGINT)
     return f"interrupted run {run.name} (pid {seen.owner.pid})"
-
-
-def _target(seen: Seen, job_id: str) -> str:
-    """The whole array where its members are segments of this run, else the job alone."""
-    from slurmtrain.cli.facts import config_of
-
-    config = config_of(seen.run)
-    return job_id.partition("_")[0] if config is not None and config.slurm.array else job_id

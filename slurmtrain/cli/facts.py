@@ -105,6 +105,13 @@ def config_of(run: RunDir) -> JobConfig | None:
         return None
 
 
+def whole_job(seen: Seen, job_id: str) -> str:
+    """What scancel is given: the whole array where its members are segments or links of this run, else the job alone."""
+    config = config_of(seen.run)
+    own = config is not None and (config.slurm.array is not None or config.slurm.continuation == "chain")
+    return job_id.partition("_")[0] if own else job_id
+
+
 def _newest_job(acts: Sequence[Act], owner: Owner | None) -> str:
     """Id of the newest job; empty: none, or without Slurm."""
     begun = [act.job_id for act in acts if act.what in _BEGINS]

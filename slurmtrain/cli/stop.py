@@ -19,7 +19,7 @@ def command(ctx: click.Context, name: str, root: Path | None) -> None:
 
     A run that waits is taken out of the queue. `slurmtrain submit --resume` goes on later.
     """
-    from slurmtrain.cli.facts import locate, see
+    from slurmtrain.cli.facts import locate, see, whole_job
     from slurmtrain.telemetry.history import add_act
 
     doors = doors_of(ctx)
@@ -32,8 +32,9 @@ def command(ctx: click.Context, name: str, root: Path | None) -> None:
     add_act(run, doors.disk, doors.clock.time(), "stop", job_id=seen.facts.job_id)
     job = seen.facts.job
     if job is not None and job.state == "PENDING":
-        _take_out(doors, job.job_id)
-        click.echo(f"run {run.name}: job {job.job_id} waited and is out of the queue; nothing was lost")
+        waiting = whole_job(seen, job.job_id)
+        _take_out(doors, waiting)
+        click.echo(f"run {run.name}: job {waiting} waited and is out of the queue; nothing was lost")
         return
     click.echo(f"run {run.name} saves after the step it is in, then ends; it is not requeued (slurmtrain status {run.name})")
 

@@ -28,7 +28,7 @@ SHORTEST_START_S = 30
 
 def directives(job: JobConfig, site: SiteConfig, plan: Plan, run: RunDir) -> tuple[str, ...]:
     """Words for sbatch, in an order where a later one wins. Raises ConfigError for a value of several lines."""
-    words = [*_shape(job, site, plan), *_where(job, site), *_life(site, run), *site.slurm.extra, *job.slurm.extra]
+    words = [*_shape(job, site, plan), *_where(job, site), *_life(job, site, run), *site.slurm.extra, *job.slurm.extra]
     for word in words:
         if any(ch in word for ch in "\0\n\r"):
             raise ConfigError("a directive of sbatch must be one line", key=word.partition("=")[0], value=word)
@@ -67,19 +67,32 @@ def _where(job: JobConfig, site: SiteConfig) -> Iterator[str]:
         ("--nodelist", wanted.nodelist),
         ("--exclude", wanted.exclude),
         ("--dependency", wanted.dependency),
-        ("--array", wanted.array),
+        ("--array", array_of(job)),
     ):
         if value:
             yield f"{option}={value}"
 
 
-def _life(site: SiteConfig, run: RunDir) -> Iterator[str]:
-    yield "--requeue"
+def _life(job: JobConfig, site: SiteConfig, run: RunDir) -> Iterator[str]:
+    yield "--no-requeue" if job.slurm.continuation == "chain" else "--requeue"
     yield "--open-mode=append"
     if site.slurm.stop_notice_s:
         yield f"--signal=B:USR2@{site.slurm.stop_notice_s}"
     yield "--propagate=NONE"
     yield f"--comment={run.path}"
+
+
+def array_of(job: JobConfig) -> str | None:
+    """The array of a run's own jobs: its segments, or the links of its chain, one at a time."""
+    return f"1-{job.slurm.links}%1" if job.slurm.continuation == "chain" else job.slurm.array
+
+
+def check_continuation(job: JobConfig, *, where: str) -> None:
+    """Refuse two ways at once. Raises ConfigError."""
+    if job.slurm.continuation == "chain" and job.slurm.array is not None:
+        made = f"an array of slurm.links = {job.slurm.links} jobs itself"
+        problem = f'slurm.continuation = "chain" makes {made}: leave slurm.array out, or slurm.continuation'
+        raise ConfigError(problem, where=where, key="slurm.array", value=job.slurm.array)
 
 
 def time_limit_s(job: JobConfig, site: SiteConfig) -> int:

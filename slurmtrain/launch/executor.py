@@ -63,7 +63,7 @@ class SlurmExecutor(submitit_slurm.SlurmExecutor):
     def _submit(self, submissions: Sequence[utils.DelayedSubmission]) -> list[RunJob]:
         runs = [RunDir(Path(delayed.args[0])) for delayed in submissions]
         members, array_of_runs = self._members(runs)
-        check_array_size(members, self._client)
+        check_array_size(members, self._client, key="slurm.links" if self._request.chain else "slurm.array")
         script = self._write_script([str(run.path) for run in runs] if array_of_runs else [])
         pending = [run.pending_pickle(member) for run, member in zip(runs, members, strict=True)]
         try:
@@ -103,7 +103,7 @@ class SlurmExecutor(submitit_slurm.SlurmExecutor):
         return RunJob(run.submit, job_id, (0,), watcher=self._watcher)
 
 
-def check_array_size(members: Sequence[int | None], client: SlurmClient) -> None:
+def check_array_size(members: Sequence[int | None], client: SlurmClient, *, key: str = "slurm.array") -> None:
     """Refuse an array that this cluster cannot hold. Raises ConfigError with both numbers."""
     last = members[-1]
     if last is None:
@@ -111,4 +111,4 @@ def check_array_size(members: Sequence[int | None], client: SlurmClient) -> None
     limit = client.config_value("MaxArraySize")
     if limit is not None and limit.isdigit() and last >= int(limit):
         problem = f"the last member is {last}, and this cluster's MaxArraySize of {limit} allows numbers to {int(limit) - 1}: use fewer"
-        raise ConfigError(problem, key="slurm.array")
+        raise ConfigError(problem, key=key)

@@ -17,7 +17,7 @@ from slurmtrain.config.base import FORMAT_VERSION, Frozen
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.site import SiteConfig
-from slurmtrain.launch.directives import directives
+from slurmtrain.launch.directives import array_of, directives
 from slurmtrain.rundir import RunDir
 
 _CHOSEN = frozenset({"nodes", "gpus-per-node", "gres", "time", "array", "partition", "account", "qos"}) | frozenset(
@@ -60,7 +60,8 @@ class LaunchRequest(Frozen):
     """Everything that the batch script and sbatch's command line are made of.
 
     `directives`: words such as "--nodes=3", a later one wins over an earlier; `passthrough`: words given after `--`, last of all;
-    `sbatch_options`: given on sbatch's own command line; `prepare`: the command that makes the run folder where there is none.
+    `sbatch_options`: given on sbatch's own command line; `members`: task ids of the segments of an array, or (`chain`) of a chain's links;
+    `prepare`: the command that makes the run folder where there is none.
     """
 
     v: int = FORMAT_VERSION
@@ -72,6 +73,7 @@ class LaunchRequest(Frozen):
     passthrough: tuple[str, ...] = ()
     sbatch_options: tuple[str, ...] = ()
     members: tuple[int, ...] = ()
+    chain: bool = False
     modules: tuple[str, ...] = ()
     exports: Mapping[str, str] = Field(default_factory=dict)
     ulimits: Mapping[str, str] = Field(default_factory=dict)
@@ -106,7 +108,7 @@ class Facts(Protocol):
 
 def build_request(job: JobConfig, site: SiteConfig, plan: Plan, run: RunDir, facts: Facts) -> LaunchRequest:
     """Raises ConfigError for a value that no directive can carry."""
-    members = array_members(job.slurm.array)
+    members = array_members(array_of(job))
     return LaunchRequest(
         run=str(run.path),
         name=job.run.name,
@@ -116,6 +118,7 @@ def build_request(job: JobConfig, site: SiteConfig, plan: Plan, run: RunDir, fac
         passthrough=facts.passthrough,
         sbatch_options=(f"--output={run.slurm_out('%A_%a' if members else '%j')}",),
         members=members,
+        chain=job.slurm.continuation == "chain",
         modules=site.environment.modules,
         exports={**site.environment.set, **site.fabric.environment, **job.environment},
         ulimits=site.environment.ulimits,

@@ -26,10 +26,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from slurmtrain.atomic import Disk, to_json
+from slurmtrain.config.keys import meant, near_words
 from slurmtrain.config.recovery import RecoveryConfig
+from slurmtrain.errors import ConfigError
 from slurmtrain.resilience.records import AttemptRecord
 from slurmtrain.rundir import RunDir
-from slurmtrain.telemetry.causes import NOBODYS_FAULT, Cause
+from slurmtrain.telemetry.causes import CAUSES, NOBODYS_FAULT, Cause
 from slurmtrain.units import counted
 
 BUDGET_VERSION = 1
@@ -160,6 +162,38 @@ def opened(spent: Spent, job_id: str, durable_step: int | None, records: Sequenc
             attempt=record.attempt,
         )
     return spent
+
+
+def summary(records: Sequence[AttemptRecord], spent: Spent) -> list[str]:
+    """What was tried since the newest checkpoint, one line an attempt: cause, node, step, words."""
+    lines = []
+    for record in records:
+        if record.attempt not in spent.attempts:
+            continue
+        ended = record.outcome
+        if ended is None:
+            lines.append(f"attempt {record.attempt}: ended without a word")
+            continue
+        where = f" on {ended.node}" if ended.node else ""
+        at = f" at step {ended.step}" if ended.step is not None else " before the first step"
+        lines.append(f"attempt {record.attempt}: {(ended.category or ended.kind).replace('_', ' ')}{where}{at}: {ended.cause}")
+    return lines
+
+
+def over(spent: Spent, why: str) -> Spent:
+    """The budget of a run that is not started again."""
+    return replace(spent, over=why)
+
+
+def check_budgets(recovery: RecoveryConfig, *, where: str) -> None:
+    """Refuse names that are no causes, or causes after which nothing is started anyway. Raises ConfigError with near names."""
+    names = [cause for cause in CAUSES if cause not in ENDS_THE_RUN]
+    for name, value in recovery.budgets.items():
+        if name not in names:
+            near = meant(near_words(name, [*names]))
+            known = near or f": use {', '.join(names)}"
+            raise ConfigError(f"is no cause of an attempt's end that a budget is kept for{known}", where=where, key=f"recovery.budgets.{name}",
+                              value=value)  # fmt: skip
 
 
 def _newer(step: int | None, than: int | None) -> bool:

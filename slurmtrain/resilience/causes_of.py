@@ -12,10 +12,11 @@
 | requeue, failed, launch | hang was found | hang |
 | requeue | PreemptTime is set, or Slurm calls the job PREEMPTED | preempted |
 | requeue | USR2, the deadline, Reason=TimeLimit, or Slurm calls the job TIMEOUT | time_limit |
-| requeue | TERM, and Slurm counts a start more than ours, or the job waits again | node_failure where a node of it is down, else preempted |
-| requeue | TERM, and the job is ending without such a reason (scancel) | cancelled |
+| requeue | no TERM (the supervisor's own will) | time_limit |
 | requeue | TERM while the job runs, or without Slurm: by hand | stopped |
-| requeue | nothing of this | time_limit |
+| requeue | TERM, Reason=NodeDown, or a node of the job is down | node_failure |
+| requeue | TERM, the job is ending, no reason is given, and Slurm counts no start more than ours: scancel | cancelled |
+| requeue | TERM, anything else: Slurm took the job back, or a person requeued it | preempted |
 | node_failure | | node_failure |
 | failed, launch | Slurm tells of memory that ran out (a step's words, OUT_OF_MEMORY) | out_of_memory |
 | failed | a person asked for the stop that was not obeyed | stopped |
@@ -40,6 +41,7 @@ from slurmtrain.telemetry.exitfile import is_follower
 
 _HELD = re.compile(r"launch failed|JobHeldAdmin|JobLaunchFailure", re.IGNORECASE)
 _ENDING = frozenset({"COMPLETING", "CANCELLED"})
+_NO_REASON = frozenset({"", "None"})
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,9 @@ def _of_stop(e: Evidence | None, around: Around) -> Cause:
         return "time_limit"
     if job is None or job.state == "RUNNING":
         return "stopped"
-    if job.restarts > around.restarts or job.state == "PENDING":
-        return "node_failure" if e is not None and e.down else "preempted"
-    return "cancelled" if job.state in _ENDING else "preempted"
+    if job.reason == "NodeDown" or job.state == "NODE_FAIL" or (e is not None and e.down):
+        return "node_failure"
+    return "cancelled" if job.state in _ENDING and job.restarts <= around.restarts and job.reason in _NO_REASON else "preempted"
 
 
 def _of_start(e: Evidence | None, around: Around) -> Cause:

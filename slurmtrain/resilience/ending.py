@@ -6,7 +6,7 @@ In this order; the first that holds is done. "Another one": `Again`, in the same
 |---|---|---|---|---|
 | finished, stopped | anywhere | end | no | 0 |
 | config | anywhere | end | no | 78 |
-| a person cancelled, or Ctrl-C | anywhere | end | no | 75 stopped, 1 else |
+| a person cancelled, Ctrl-C, or a stop that a person asked for and that failed | anywhere | end | no | 75 saved, 1 else |
 | requeue | in the foreground, or without Slurm | end | no | 75 |
 | requeue | no newer checkpoint in too many attempts (the budget is spent) | end | no | 93 |
 | requeue | a segment of an array, a link of a chain | end: the next one goes on | no | 0; the last link 75 |
@@ -78,11 +78,15 @@ class Scene:
 
 @dataclass(frozen=True)
 class End:
-    """The code, whether `scontrol requeue` comes last, and the line that says why."""
+    """The code, whether `scontrol requeue` comes last, and the line that says why.
+
+    `waits`: the job will wait and start again, by our requeue or by Slurm's own: what is to be said of nodes and start is said to Slurm.
+    """
 
     code: int
     requeue: bool = False
     why: str = ""
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,8 @@ def decide_end(scene: Scene) -> End | Again:
         return End(EXIT_CONFIG, why="wrong configuration: not started again")
     if scene.cancelled or scene.outcome.category == "cancelled" or scene.outcome.signal == "INT":
         return End(EXIT_TEMPFAIL if kind == "requeue" else EXIT_FAULT, why="a person ended it: not started again")
+    if scene.outcome.category == "stopped" and kind != "requeue":
+        return End(EXIT_FAULT, why="a person asked for a stop: not started again")
     if kind == "requeue" and (scene.outcome.category in NOBODYS_FAULT or scene.outcome.category is None):
         return _after_stop(scene)
     return _after_fault(scene)
@@ -141,7 +147,9 @@ def _after_fault(scene: Scene) -> End | Again:
     job = None if scene.foreground else scene.job
     lost = scene.outcome.kind == "node_failure"
     if lost and job is not None and job.state != "RUNNING":
-        return End(EXIT_TEMPFAIL, why="Slurm requeues the job itself" if not scene.chain else "Slurm ends this link: the next one goes on")
+        if scene.chain:
+            return End(EXIT_TEMPFAIL, why="Slurm ends this link: the next one goes on")
+        return End(EXIT_TEMPFAIL, why="Slurm requeues the job itself", waits=True)
     if scene.budget is None:
         return _without_budget(scene)
     if isinstance(scene.budget, Exhausted):

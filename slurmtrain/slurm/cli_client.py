@@ -31,6 +31,8 @@ _NO_ANSWER = re.compile(
 )
 _ANYTHING = re.compile("")
 """Of questions that a cluster may not know: no accounting, no sacct, no topology."""
+_NEVER = re.compile(r"(?!)")
+_NO_LONGER_WAITS = re.compile(r"no longer pending execution", re.IGNORECASE)
 _UNKNOWN_NODE = re.compile(r"\bnot found\b")
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _PENDING = re.compile(r"job is pending execution", re.IGNORECASE)
@@ -141,6 +143,21 @@ class CliSlurm:
     def requeue(self, job_id: str) -> None:
         job, cluster = _split(job_id)
         self._do(["scontrol", *_clusters(cluster), "requeue", job], done_already=_PENDING)
+
+    def start_in(self, job_id: str, delay_s: float) -> None:
+        when = f"now+{round(delay_s)}" if delay_s >= 1 else "now"
+        self._update(job_id, f"StartTime={when}", done_already=_NO_LONGER_WAITS)
+
+    def avoid(self, job_id: str, nodes: Sequence[str]) -> None:
+        self._update(job_id, f"ExcNodeList={fold(nodes)}")
+
+    def partition_nodes(self, partition: str) -> list[NodeInfo]:
+        done = self._ask(["scontrol", "show", "partition", "-o", partition], unknown=_UNKNOWN_NODE)
+        return self.nodes(parse.nodes_of_partition(done.out)) if done.ok else []
+
+    def _update(self, job_id: str, what: str, *, done_already: re.Pattern[str] = _NEVER) -> None:
+        job, cluster = _split(job_id)
+        self._do(["scontrol", *_clusters(cluster), "update", f"JobId={job}", what], done_already=done_already)
 
     def cancel(self, job_id: str, *, step: str | None = None, signal: str | None = None, batch: bool = False) -> None:
         job, cluster = _split(job_id)

@@ -45,5 +45,14 @@ class SlurmClient(Protocol):
     def requeue(self, job_id: str) -> None:
         """`scontrol requeue`. Kills the job that calls it."""
 
+    def start_in(self, job_id: str, delay_s: float) -> None:
+        """`scontrol update StartTime=now+N`: when a job that waits for its begin time may start. Nothing happens where it runs."""
+
+    def avoid(self, job_id: str, nodes: Sequence[str]) -> None:
+        """`scontrol update ExcNodeList=`: where a job that waits shall not start; replaces what stood there. Refused once it runs."""
+
+    def partition_nodes(self, partition: str) -> list[NodeInfo]:
+        """`scontrol show partition`, and all its nodes; none where Slurm does not know the partition."""
+
     def cancel(self, job_id: str, *, step: str | None = None, signal: str | None = None, batch: bool = False) -> None:
         """`scancel`: the job, one step of it, or a signal to its batch shell. Nothing happens where it has ended already."""

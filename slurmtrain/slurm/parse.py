@@ -71,6 +71,7 @@ def _job(record: str) -> JobInfo:
         memory_per_node_bytes=_size(tres.get("mem", "")) // count if count else None,
         array=array,
         preempt_time=when(said.get("PreemptTime")),
+        avoided=_hosts(said.get("ExcNodeList")),
     )
 
 
@@ -111,6 +112,11 @@ def steps(text: str) -> list[StepInfo]:
 def nodes(text: str) -> list[NodeInfo]:
     """`scontrol show node -o`: one node a line; lines of another form (Node n9 not found) are left out."""
     return [_node(line) for line in text.split("\n") if line.startswith("NodeName=")]
+
+
+def nodes_of_partition(text: str) -> tuple[str, ...]:
+    """`scontrol show partition -o`: its nodes."""
+    return _hosts(_pairs(text).get("Nodes"))
 
 
 def _node(line: str) -> NodeInfo:

@@ -17,7 +17,8 @@ class JobInfo:
     `job_id`: as people name it, `12`, or `12_3` for an array member (whose `array` is then ("12", "3")); `nodes`: host names that
     the job has now, expanded; `end_time` and `start_time`: seconds since the epoch, None where unknown (of a running job
     `end_time` is its limit); `preempt_time`: since when a running job is being preempted: Slurm has sent TERM and takes the job away at
-    `end_time` (GraceTime); `exit_code`: once it has ended, -N when signal N ended it; `restarts`: squeue does not tell (0).
+    `end_time` (GraceTime); `exit_code`: once it has ended, -N when signal N ended it; `restarts`, `avoided` (its ExcNodeList): squeue does
+    not tell. Of a job that waits `start_time` is when it may begin (BeginTime), or when Slurm expects it to.
     """
 
     job_id: str
@@ -37,6 +38,7 @@ class JobInfo:
     memory_per_node_bytes: int | None = None
     array: tuple[str, str] | None = None
     preempt_time: float | None = None
+    avoided: tuple[str, ...] = ()
 
     @property
     def in_grace(self) -> bool:

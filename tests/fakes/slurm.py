@@ -121,6 +121,28 @@ class FakeSlurm:
             self._steps[job_id] = []
             self.change(job_id, state="PENDING", reason="BeginTime", restarts=info.restarts + 1, nodes=(), batch_host="")
 
+    def start_in(self, job_id: str, delay_s: float) -> None:
+        info = self._waiting(job_id)
+        if info is not None:
+            self.change(job_id, start_time=self._clock.time() + delay_s)
+
+    def avoid(self, job_id: str, nodes: Sequence[str]) -> None:
+        if self._waiting(job_id) is None:
+            raise SlurmError("scontrol: Job is no longer pending execution")
+        self.change(job_id, avoided=tuple(nodes))
+
+    def partition_nodes(self, partition: str) -> list[NodeInfo]:
+        self._ask("partition_nodes")
+        return list(self._nodes.values()) if partition == "main" else []
+
+    def _waiting(self, job_id: str) -> JobInfo | None:
+        """The job where it waits. Raises SlurmError where there is none."""
+        self._ask("update")
+        info = self._jobs.get(job_id)
+        if info is None:
+            raise SlurmError("scontrol: Invalid job id specified")
+        return info if info.state == "PENDING" else None
+
     def cancel(self, job_id: str, *, step: str | None = None, signal: str | None = None, batch: bool = False) -> None:
         self._ask("cancel")
         self.cancelled.append(Cancelled(job_id, step, signal, batch))
