@@ -173,11 +173,11 @@ def _error(seen: Seen) -> str:
 
 def next_command(seen: Seen, word: str) -> str:
     """What to type now."""
-    run, name = seen.run, shlex.quote(word)
+    name = shlex.quote(word)
     if seen.state.state in {"PENDING", "REQUEUED", "RUNNING"}:
         return f"slurmtrain logs -f {name}"
     if seen.state.state == "FINISHED":
-        return f"ls {shlex.quote(str(run.checkpoints))}"
+        return f"slurmtrain ckpt list {name}"
     if seen.state.state == "FAILED":
         rank = seen.facts.outcome.rank if seen.facts.outcome and seen.facts.attempt_is_of_job else None
         return f"slurmtrain logs {name}" + (f" --rank {rank}" if rank is not None else "")

@@ -115,7 +115,8 @@ def test_without_accounting_a_run_that_slurm_has_forgotten_is_told_by_its_files(
     attempted(desk, run, job_id, outcome=Outcome("finished", "all steps done"))
     run.finished.write_text("{}")
     desk.slurm.forget(job_id)
-    assert status(desk)["state"] == "FINISHED"
+    told = status(desk)
+    assert (told["state"], told["next"]) == ("FINISHED", "slurmtrain ckpt list job")
 
 
 def test_a_slurm_that_does_not_answer_is_said_and_files_are_told(desk):
