@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from slurmtrain.resilience.agentwire import NodeReport, Order
-
-_numbers = itertools.count(1)
-
-
-def next_number() -> int:
-    """Of the next order, whoever gives it: one count for a supervisor's process, by which an agent tells what it has done."""
-    return next(_numbers)
 
 
 @dataclass(frozen=True)
