@@ -51,9 +51,11 @@ def fewest(plan: Plan, job: JobConfig, site: SiteConfig) -> int:
 
 
 def layout_on(plan: Plan, job: JobConfig, site: SiteConfig, nodes: int) -> Plan | None:
-    """The layout on so many nodes; None where there is none."""
+    """The layout on so many nodes; None where there is none, as for a script ([entry]) on other nodes than its own."""
     if nodes == plan.nodes:
         return plan
+    if job.entry is not None:
+        return None
     world, one = nodes * plan.gpus_per_node, plan.tp * plan.pp * plan.cp
     if world % one or _too_large(job, site, nodes):
         return None
@@ -68,7 +70,7 @@ def layout_on(plan: Plan, job: JobConfig, site: SiteConfig, nodes: int) -> Plan 
 
 def check_elastic(plan: Plan, job: JobConfig, site: SiteConfig) -> None:
     """Raise ConfigError for an elastic job whose least size has no layout, or that has no other size than its own."""
-    if not job.recovery.elastic:
+    if not job.recovery.elastic or job.entry is not None:
         return
     least, can = job.recovery.min_nodes, sizes(plan, job, site)
     if least > plan.nodes:

@@ -41,6 +41,16 @@ def segment_nodes(plan: Plan) -> int:
     return max(spans)
 
 
+def in_segments(nodes: Iterable[str], places: Sequence[NodePlace], segment: int) -> int:
+    """How many of these nodes lie in whole segments of neighbours: as many as a world can have whose TP groups span `segment` nodes.
+
+    >>> blocks = [NodePlace(f"n{i}", block=f"b{(i + 1) // 2}") for i in range(1, 7)]
+    >>> in_segments(["n1", "n2", "n3", "n5", "n6"], blocks, 2), in_segments(["n1", "n3", "n5"], blocks, 2), in_segments(["n1"], [], 1)
+    (4, 0, 1)
+    """
+    return sum(len(group) // segment * segment for group in _neighbours(nodes, places))
+
+
 def choose_nodes(nodes: Iterable[str], count: int, places: Sequence[NodePlace], *, segment: int = 1) -> list[str]:
     """`count` of these nodes, in the order of the world; the others are spares.
 
