@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 
 from slurmtrain.atomic import Disk, SystemDisk
 from slurmtrain.clock import Clock
+from slurmtrain.config.keeping import outlives_nodes
 from slurmtrain.config.stored import read_job, read_plan, read_site
 from slurmtrain.errors import LaunchError
 from slurmtrain.resilience.agents import Agents, NoAgents
@@ -25,7 +27,10 @@ from slurmtrain.steps.srun import SrunLauncher
 
 @dataclass(frozen=True)
 class Composition:
-    """All that a supervisor touches. `client` None: no Slurm here. `command`: what each rank runs instead of the trainer."""
+    """All that a supervisor touches. `client` None: no Slurm here. `command`: what each rank runs instead of the trainer.
+
+    `numbers`: of the orders to the agents, whoever gives them.
+    """
 
     setup: Setup
     environ: Mapping[str, str]
@@ -39,10 +44,16 @@ class Composition:
     foreground: bool = False
     command: tuple[str, ...] | None = None
     agents: Agents = field(default_factory=NoAgents)
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     @property
     def run(self) -> RunDir:
         return self.setup.run
+
+    @property
+    def outlives_nodes(self) -> bool:
+        """Whether the job goes on when a node of it dies (--no-kill); where there is no Slurm nobody takes the allocation away."""
+        return not self.allocation.job_id or (not self.foreground and outlives_nodes(self.setup.job, self.setup.site))
 
 
 def read_setup(run: RunDir) -> Setup:

@@ -55,6 +55,9 @@ class Step(Protocol):
     def end(self, grace_s: float) -> None:
         """End every task of the step on every node: ask, wait up to `grace_s`, then kill. Returns when the launcher is gone."""
 
+    def abandon(self) -> None:
+        """Have it ended, and wait for nobody: of a check on nodes that may be dead. Its tasks end by themselves where they can."""
+
 
 class StepLauncher(Protocol):
     """srun, mpiexec, or a fake."""
@@ -64,6 +67,9 @@ class StepLauncher(Protocol):
 
     def start(self, spec: StepSpec) -> Step:
         """Start it. Raises LaunchError when the launcher is not there, or cannot do what is asked."""
+
+    def end_left(self, spec: StepSpec, grace_s: float) -> bool:
+        """End what another process started by this spec, and did not live to end; whether there was any."""
 
 
 def launcher_log(spec: StepSpec) -> Path:

@@ -6,12 +6,14 @@ by a mark in its environment, so that `end` leaves nobody behind.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from slurmtrain.slurm.environment import local_env
 from slurmtrain.steps.launcher import Step, StepSpec, tail
 
 MARK = "SLURMTRAIN_STEP"
-"""In the environment of every process of a step; its value is the step's own."""
+"""In the environment of every process of a step; its value is the step's own, and begins with what all of its spec have."""
 AFTER_KILL_S, VERSION_LIMIT_S = 5.0, 20.0
 LOOK_S, LONGEST_LOOK_S = 0.05, 0.5
 _LAUNCHERS = frozenset({"mpiexec", "mpiexec.hydra", "hydra_pmi_proxy"})
@@ -53,13 +55,19 @@ class MpiexecLauncher:
         log = spec.output.with_name(spec.output.name.replace("%n", "000"))
         if not log.parent.is_dir():
             raise LaunchError(f"no folder for the log of the ranks: {log.parent}")
-        mark = secrets.token_hex(8)
+        mark = f"{spec_mark(spec)}-{secrets.token_hex(8)}"
         env = {**local_env(self._env), **spec.environment, MARK: mark}
         try:
             process = self._shell.start(argv, env=env, cwd=spec.cwd, stdout=log)
         except OSError as error:
             raise LaunchError(f"mpiexec cannot be started: {error.strerror}: {error.filename}") from error
         return MpiexecStep(process, self._clock, mark, log)
+
+    def end_left(self, spec: StepSpec, grace_s: float) -> bool:
+        prefix = spec_mark(spec) + "-"
+        found = bool(members(prefix))
+        end_members(prefix, self._clock, grace_s, lambda: None)
+        return found
 
     def program(self, spec: StepSpec) -> Path:
         """The mpiexec beside the interpreter that the ranks run, beside our own, or the one in PATH. Raises LaunchError."""
@@ -101,35 +109,44 @@ class MpiexecStep:
         return "\n".join(line for line in tail(self._log).splitlines() if _HYDRAS_LINE.match(line))
 
     def end(self, grace_s: float) -> None:
-        for process in members(self._mark):
-            if _name(process) not in _LAUNCHERS:  # those would take their ranks with them, without grace
-                _send(process, signal.SIGTERM)
-        deadline = self._clock.monotonic() + grace_s
-        pause_s = LOOK_S
-        while members(self._mark) and self._clock.monotonic() < deadline:
-            self._process.poll()
-            self._clock.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, LONGEST_LOOK_S)
-        self._kill()
+        end_members(self._mark, self._clock, grace_s, self._process.poll)
+        self._process.kill_group()
         self._process.wait(AFTER_KILL_S)
 
-    def _kill(self) -> None:
-        limit = self._clock.monotonic() + AFTER_KILL_S
-        while found := members(self._mark):
-            for process in found:
-                _send(process, signal.SIGKILL)
-            if self._clock.monotonic() > limit:
-                raise LaunchError(f"processes outlive SIGKILL: {' '.join(str(process.pid) for process in found)}")
-            self._clock.sleep(LOOK_S)
-        self._process.kill_group()
+    def abandon(self) -> None:
+        self.end(0.0)
+
+
+def spec_mark(spec: StepSpec) -> str:
+    """What the marks of all steps of a spec begin with: steps of one log are of one spec."""
+    return hashlib.sha256(os.fsencode(spec.output.absolute())).hexdigest()[:16]
+
+
+def end_members(mark: str, clock: Clock, grace_s: float, look: Callable[[], object]) -> None:
+    """TERM to all processes whose mark begins so, `grace_s`, then KILL. `look` reaps the launcher. Raises LaunchError for what outlives it."""
+    for process in members(mark):
+        if _name(process) not in _LAUNCHERS:  # those would take their ranks with them, without grace
+            _send(process, signal.SIGTERM)
+    deadline, pause_s = clock.monotonic() + grace_s, LOOK_S
+    while members(mark) and clock.monotonic() < deadline:
+        look()
+        clock.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, LONGEST_LOOK_S)
+    limit = clock.monotonic() + AFTER_KILL_S
+    while found := members(mark):
+        for process in found:
+            _send(process, signal.SIGKILL)
+        if clock.monotonic() > limit:
+            raise LaunchError(f"processes outlive SIGKILL: {' '.join(str(process.pid) for process in found)}")
+        clock.sleep(LOOK_S)
 
 
 def members(mark: str) -> list[psutil.Process]:
-    """Processes of a step that run (zombies do not), wherever they went."""
+    """Processes whose mark begins so, and that run (zombies do not), wherever they went."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(MARK, "").startswith(mark) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.Error, OSError):
             continue

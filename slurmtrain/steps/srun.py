@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurmtrain.clock import Clock
@@ -24,7 +24,7 @@ from slurmtrain.steps.launcher import Step, StepSpec, launcher_log, tail
 
 AFTER_KILL_S = 5.0
 """How long srun and its step may linger after the step was killed (on a dead node KillWait + 2 s) before srun is killed too."""
-FIRST_LOOK_S, LONGEST_LOOK_S = 0.1, 2.0
+FIRST_LOOK_S, LONGEST_LOOK_S, LEFT_LOOK_S = 0.1, 2.0, 0.5
 
 
 class SrunLauncher:
@@ -69,6 +69,24 @@ class SrunLauncher:
             raise LaunchError(f"srun cannot be started: {error.strerror}: {error.filename}: is Slurm's srun in PATH here?") from error
         return SrunStep(process, self._clock, self._client, job_id=self._job_id(spec), name=step_name(spec), log=log)
 
+    def end_left(self, spec: StepSpec, grace_s: float) -> bool:
+        job_id, name = self._job_id(spec), step_name(spec)
+        if not self._left(job_id, name):
+            return False
+        for signal_name, limit_s in (("TERM", grace_s), (None, AFTER_KILL_S)):
+            deadline = self._clock.monotonic() + limit_s
+            _cancel_all(self._client, job_id, self._left(job_id, name), signal_name)
+            while self._left(job_id, name) and self._clock.monotonic() < deadline:
+                self._clock.sleep(LEFT_LOOK_S)
+        return True
+
+    def _left(self, job_id: str, name: str) -> list[str]:
+        """Steps of this name that Slurm knows; none where it does not answer."""
+        try:
+            return [info.step for info in self._client.steps(job_id) if info.name == name]
+        except SlurmError:
+            return []
+
     def _job_id(self, spec: StepSpec) -> str:
         """The number that srun wants; of an array member's A_a the batch script has it in its environment."""
         job_id = self._env.get("SLURM_JOB_ID", "") if "_" in spec.job_id or not spec.job_id else spec.job_id.partition(";")[0]
@@ -108,6 +126,10 @@ class SrunStep:
             self._process.wait(AFTER_KILL_S)
             self._cancel(None)
 
+    def abandon(self) -> None:
+        self._cancel(None)
+        self._process.kill_group()
+
     def _steps(self) -> list[str]:
         """Steps of this name that Slurm knows. Raises SlurmError."""
         return [info.step for info in self._client.steps(self._job_id) if info.name == self.name]
@@ -122,9 +144,7 @@ class SrunStep:
             found = self._steps()
         except SlurmError:
             return False
-        for step in found:
-            with contextlib.suppress(SlurmError):
-                self._client.cancel(self._job_id, step=step, signal=signal_name)
+        _cancel_all(self._client, self._job_id, found, signal_name)
         return bool(found)
 
     def _gone_within(self, grace_s: float) -> bool:
@@ -145,6 +165,12 @@ class SrunStep:
             return not self._steps()
         except SlurmError:
             return False
+
+
+def _cancel_all(client: SlurmClient, job_id: str, steps: Sequence[str], signal_name: str | None) -> None:
+    for step in steps:
+        with contextlib.suppress(SlurmError):
+            client.cancel(job_id, step=step, signal=signal_name)
 
 
 def step_name(spec: StepSpec) -> str:

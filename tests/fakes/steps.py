@@ -81,6 +81,9 @@ class FakeStep:
         if self._thread.is_alive():
             self.run.killed.set()
 
+    def abandon(self) -> None:
+        self.run.killed.set()
+
 
 class FakeLauncher:
     """`scripts`: one for each start, the last one from then on; none: each task is a local process, without MPI. `missing`: not there."""
@@ -105,6 +108,13 @@ class FakeLauncher:
         step = FakeStep(FakeRun(spec, len(self.specs)), script)
         self.steps.append(step)
         return step
+
+    def end_left(self, spec: StepSpec, grace_s: float) -> bool:
+        """Those that this very launcher started, too: it has no other process."""
+        left = [step for step in self.steps if step.run.spec == spec and step.poll() is None]
+        for step in left:
+            step.end(grace_s)
+        return bool(left)
 
 
 def local_processes(run: FakeRun) -> int:
