@@ -1,6 +1,7 @@
 """What the supervisor does next while the ranks run: wait, ask them to stop, end the step, or go on to the judgement. Pure.
 
-Every wait has a limit: a start, a stop, the ranks that are left after a fault or after the others' agreed end, Slurm's KillWait.
+Every wait has a limit: a start, a stop, the ranks that are left after a fault or after the others' agreed end, Slurm's KillWait, and
+ranks that stand still (`hang`), of which the evidence is collected before the step is ended.
 """
 
 from __future__ import annotations
@@ -8,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from slurmtrain.resilience.hang_types import Hang
 from slurmtrain.telemetry.exitfile import StopReason
 
 END_RESERVE_S = 20.0
 """Before the job's end: what records, the end of the step and the requeue take."""
+EVIDENCE_S = 10.0
+"""How long the nodes may take to tell where their ranks are, before a step that hangs is ended."""
+START_MARGIN_S = 30.0
+"""Beyond the limit of a start, where ranks are seen in it: whoever looks at them finds which one hangs."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,16 @@ class View:
     end_time: float | None = None
     in_grace: bool = False
     """The job is being preempted: `end_time` is when Slurm takes it, whatever KillWait is."""
+    seen: bool = False
+    """Agents see ranks that live."""
+    begun: bool = False
+    """Some rank is past the start, as its agent sees it."""
+    hang: Hang | None = None
+    evidence_asked_at: float | None = None
+    evidence: bool = False
+    """All nodes that speak have told where their ranks are."""
+    slow: str = ""
+    """A rank that is so slow that its node is to be left, in words."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +83,17 @@ class Judge:
 
 @dataclass(frozen=True)
 class Ask:
-    """Write the stop file. `deadline`: nobody asked; the job's end is near."""
+    """Write the stop file. `deadline`: nobody asked; the job's end is near. `slow`: nobody asked; a rank is too slow."""
 
     reason: StopReason
     why: str
     deadline: bool = False
+    slow: bool = False
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Ask the nodes where their ranks are: the step hangs, and will be ended."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +104,7 @@ class EndStep:
     grace_s: float
 
 
-Deed = Wait | Judge | Ask | EndStep
+Deed = Wait | Judge | Ask | Collect | EndStep
 
 
 def decide(view: View, limits: Limits) -> Deed:
@@ -91,6 +113,8 @@ def decide(view: View, limits: Limits) -> Deed:
         return Judge()
     for end in _over(view, limits):
         return end
+    if view.hang is not None and view.evidence_asked_at is None:
+        return Collect()
     ask = _ask(view)
     return ask if ask is not None and _stronger(ask.reason, view.asked) else Wait()
 
@@ -109,7 +133,10 @@ def _over(view: View, limits: Limits) -> Iterator[EndStep]:
         yield EndStep(f"ranks did not stop within {limits.stop_s:.0f} s", grace)
     if view.asked_at is not None and view.end_time is not None and view.wall >= view.end_time - END_RESERVE_S:
         yield EndStep("the job's time is over", 0.0)
-    if not view.spoke and now - view.started_at >= limits.start_s:
+    if view.hang is not None and view.evidence_asked_at is not None and (view.evidence or now - view.evidence_asked_at >= EVIDENCE_S):
+        yield EndStep(view.hang.words, 0.0)
+    patience = limits.start_s + (START_MARGIN_S if view.seen else 0.0)
+    if not view.spoke and not view.begun and now - view.started_at >= patience:
         yield EndStep(f"no rank spoke within start_timeout_s = {limits.start_s:.0f}", grace)
 
 
@@ -124,6 +151,8 @@ def _ask(view: View) -> Ask | None:
         return Ask("requeue", "USR2: saving before the job's end")
     if view.stop_at is not None and view.wall >= view.stop_at and view.steps_done:
         return Ask("requeue", "the job's end is near: saving", deadline=True)
+    if view.slow:
+        return Ask("requeue", f"{view.slow}: saving, to go on without that node", slow=True)
     return None
 
 

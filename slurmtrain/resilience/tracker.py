@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from statistics import median
 
 from slurmtrain.telemetry.events import Event
 
@@ -20,12 +21,19 @@ class Tracker:
         self.steps_done = 0
         """Steps of this attempt."""
         self.last_step: int | None = None
+        self.newest_t: float | None = None
+        """When the newest event of this attempt was made, in seconds since the epoch."""
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     @property
     def step_s(self) -> float:
         """The slowest of the recent steps, in seconds."""
         return max(self._recent, default=0.0)
+
+    @property
+    def median_step_s(self) -> float:
+        """The median of the recent steps, in seconds; 0 where there are none."""
+        return median(self._recent) if self._recent else 0.0
 
     def take(self, events: Iterable[Event]) -> list[Event]:
         """Learn from the events; those of this attempt, in order."""
@@ -34,6 +42,7 @@ class Tracker:
             self._learn(event)
             if event.attempt == self.attempt:
                 self.spoke = True
+                self.newest_t = max(event.t, self.newest_t or event.t)
                 mine.append(event)
         return mine
 

@@ -1,0 +1,110 @@
+"""What torch's flight recorders knew of the ranks' collectives: the first one that some ranks of a process group never entered. Pure.
+
+Read is the recorder's JSON form (`torch._C._distributed_c10d._dump_fr_trace_json`), one file a rank; nothing is unpickled. Of each entry
+`process_group` ([name, description]), `collective_seq_id`, `is_p2p`, `profiling_name` and `state` count; `pg_config` names the members
+of a group as world ranks. A recorder keeps the newest entries alone: sequence numbers below a rank's oldest are not held against it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_LIMIT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Group:
+    """One process group as one rank has recorded it: collectives by sequence number, "all_reduce (scheduled)"."""
+
+    members: tuple[int, ...]
+    what: str
+    entered: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Collective `seq` of a group was entered by some of its ranks, and never by `absent`."""
+
+    group: str
+    seq: int
+    operation: str
+    entered: tuple[int, ...]
+    absent: tuple[int, ...]
+
+    def __str__(self) -> str:
+        who = f"{'ranks' if len(self.absent) > 1 else 'rank'} {' '.join(map(str, self.absent))}"
+        return f"{who} never entered {self.operation} number {self.seq} of group {self.group}, where {_some(self.entered)} wait"
+
+
+def read_flight(path: Path) -> dict[str, Group] | None:
+    """A rank's groups by name; None where there is no such file, or it is none."""
+    try:
+        return groups_of(json.loads(path.read_bytes())) if path.stat().st_size <= _LIMIT_BYTES else None
+    except (OSError, ValueError):
+        return None
+
+
+def groups_of(raw: Any) -> dict[str, Group]:
+    """Raises ValueError for what is no record."""
+    try:
+        config: Mapping[str, Any] = raw.get("pg_config") or {}
+        entries: dict[str, dict[int, str]] = {}
+        for entry in raw.get("entries") or ():
+            if not entry.get("is_p2p"):
+                told = f"{str(entry['profiling_name']).rpartition(':')[2]} ({entry.get('state', '')})"
+                entries.setdefault(str(entry["process_group"][0]), {})[int(entry["collective_seq_id"])] = told
+        return {
+            name: Group(_members(config.get(name)), _description(config.get(name)), entries.get(name, {}))
+            for name in config.keys() | entries.keys()
+        }
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"no record of torch's flight recorder: {error!r}") from error
+
+
+def _members(config: Any) -> tuple[int, ...]:
+    """World ranks; torch writes the list as text."""
+    ranks = config.get("ranks") if config is not None else None
+    found = json.loads(ranks) if isinstance(ranks, str) and ranks else ranks or ()
+    return tuple(int(rank) for rank in found)
+
+
+def _description(config: Any) -> str:
+    return str(config.get("desc") or "") if config is not None else ""
+
+
+def first_missing(records: Mapping[int, Mapping[str, Group]]) -> Missing | None:
+    """The collective whose absent ranks wait nowhere else, where there is one: others are late because of those. `records` by world rank.
+
+    Ranks without a record are not held to have been absent. Those that have entered no collective of a group at all are.
+    """
+    found = [one for name in sorted({n for r in records.values() for n in r}) if (one := _in_group(name, records)) is not None]
+    waiting = {rank for one in found for rank in one.entered}
+    return max(found, key=lambda one: (waiting.isdisjoint(one.absent), -len(one.absent), len(one.entered)), default=None)
+
+
+def _in_group(name: str, records: Mapping[int, Mapping[str, Group]]) -> Missing | None:
+    having = {rank: groups[name] for rank, groups in records.items() if name in groups}
+    members = {rank for group in having.values() for rank in group.members} or set(having)
+    known = sorted(members & records.keys())
+    nothing = Group((), "")
+    entered = {rank: having.get(rank, nothing).entered for rank in known}
+    newest = {rank: max(one, default=0) for rank, one in entered.items()}
+    behind = min(newest.values(), default=0)
+    seq = min((number for one in entered.values() for number in one if number > behind), default=None)
+    if seq is None:
+        return None
+    there = tuple(rank for rank in known if newest[rank] >= seq)
+    absent = tuple(rank for rank in known if newest[rank] < seq)
+    operation = next((entered[rank][seq].partition(" ")[0] for rank in there if seq in entered[rank]), "a collective")
+    what = next((group.what for group in having.values() if group.what), "")
+    return Missing(f"{name} ({what})" if what else name, seq, operation, there, absent)
+
+
+def _some(ranks: Iterable[int], limit: int = 8) -> str:
+    shown = list(ranks)
+    more = f" and {len(shown) - limit} more" if len(shown) > limit else ""
+    return f"{'ranks' if len(shown) > 1 else 'rank'} {' '.join(map(str, shown[:limit]))}{more}"
