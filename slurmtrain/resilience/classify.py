@@ -8,7 +8,7 @@ In this order; the first that holds is the outcome:
 | a rank's record says `error`, and not that a peer was lost | failed, that rank's words |
 | all records `finished`; or some, and the last step's checkpoint is there | finished |
 | a rank hangs, so that the supervisor ended the step | failed: which rank, where, doing what, for how long |
-| a record says `stopped` (all ranks agreed, the save is done) | stopped or requeue, by the reason |
+| a record says `stopped` (all ranks agreed, the save is done) | stopped or requeue, by the reason; requeue with its node where a rank was too slow |
 | a stop was asked, and nothing but missing records and lost peers came of it | requeue; failed where a person asked |
 | no record, and no rank ever spoke | launch, or node_failure where Slurm calls a node down |
 | the launcher saw a rank end with a code of its own | failed: "rank 3 code 7" |
@@ -85,7 +85,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome's kind and first cause. `suspects`: nodes that only Slurm can tell about; the verdict may change with its word.
+    """The outcome's kind and first cause. `suspects`: nodes that are not known to be gone or healthy; the verdict may change with that.
 
     `category`: the cause in one word (`causes_of`); None until all that it depends on is known.
     """
@@ -137,6 +137,8 @@ def _from_agreement(e: Evidence) -> Verdict | None:
         return None
     reasons = sorted({r.error for r in e.records.values() if r.kind == "stopped" and r.error})
     by_person = e.asked in {"stop", "interrupt"} or (e.asked is None and bool(set(reasons) & {"stop", "interrupt"}))
+    if e.hang is not None and not by_person:
+        return Verdict("requeue", f"stopped at a checkpoint: {e.hang.words}", e.hang.rank, e.hang.node, _step(e.records))
     why = e.asked or ", ".join(reasons) or "asked"
     return Verdict("stopped" if by_person else "requeue", f"stopped at a checkpoint ({why})", step=_step(e.records))
 
