@@ -11,7 +11,8 @@ from typing import Any
 from slurmtrain.cli.again import again
 from slurmtrain.cli.facts import Seen, config_of
 from slurmtrain.config.job import JobConfig
-from slurmtrain.errors import CheckpointError
+from slurmtrain.config.stored import read_plan
+from slurmtrain.errors import CheckpointError, ConfigError
 from slurmtrain.resilience.lines import number
 from slurmtrain.rundir import RunDir
 from slurmtrain.slurm.hostlist import fold
@@ -58,6 +59,8 @@ class Report:
     origin: str = ""
     shared_step: int | None = None
     """Of the checkpoints in the run folder the newest; `last_durable_step`: those on the nodes' own disks count, too."""
+    planned_nodes: int | None = None
+    """That the run uses where it can have them: an elastic one may have fewer now."""
 
     def to_json(self) -> dict[str, Any]:
         return {"v": 1, **self.__dict__, "nodes": list(self.nodes)}
@@ -83,6 +86,7 @@ def report(seen: Seen, *, word: str | None = None) -> Report:
         nodes=_nodes(seen),
         last_durable_step=max((step for step in (shared, local) if step is not None), default=None),
         shared_step=shared,
+        planned_nodes=_planned_nodes(run),
         checked_s_ago=None if seen.age_s is None else round(seen.age_s, 1),
         tokens_per_s_per_gpu=_mean(steps, "tokens_per_s_per_gpu"),
         mfu=_mean(steps, "mfu"),
@@ -150,6 +154,13 @@ def _nodes(seen: Seen) -> tuple[str, ...]:
     return seen.facts.job.nodes if seen.facts.job else ()
 
 
+def _planned_nodes(run: RunDir) -> int | None:
+    try:
+        return read_plan(run.plan_json).nodes
+    except ConfigError:
+        return None
+
+
 def _durable(run: RunDir) -> tuple[int | None, int | None]:
     """The newest in the run folder, and on the nodes' own disks."""
     try:
@@ -202,7 +213,7 @@ def lines(r: Report) -> Iterator[tuple[str, str]]:
     if r.job_id:
         yield "job", r.job_id
     if r.attempt is not None:
-        yield "attempt", f"{r.attempt}{f' on {fold(r.nodes)}' if r.nodes else ''}"
+        yield "attempt", f"{r.attempt}{f' on {fold(r.nodes)}' if r.nodes else ''}{_fewer(r)}"
     yield "step", progress_text(r)
     if r.skipped:
         yield "skipped", f"{r.skipped} of the last {r.recent} steps: gradients overflow"
@@ -216,6 +227,11 @@ def lines(r: Report) -> Iterator[tuple[str, str]]:
     yield "next", r.next
     if r.then:
         yield "then", r.then
+
+
+def _fewer(r: Report) -> str:
+    """Of an elastic run that has fewer nodes than planned."""
+    return f", {len(r.nodes)} of {r.planned_nodes} nodes" if r.nodes and r.planned_nodes and len(r.nodes) < r.planned_nodes else ""
 
 
 def _checkpoint_text(r: Report) -> str:
