@@ -24,6 +24,7 @@ from slurmtrain.config.check_model import check_first_values, check_positions, c
 from slurmtrain.config.check_recovery import check_compared, check_recovery
 from slurmtrain.config.check_training import check_data, check_evaluation, check_numerics, check_optimizer
 from slurmtrain.config.job import JobConfig
+from slurmtrain.config.keeping import check_spares
 from slurmtrain.config.refusal import multiples, refuse
 from slurmtrain.config.site import SiteConfig
 from slurmtrain.errors import ConfigError
@@ -32,6 +33,7 @@ from slurmtrain.errors import ConfigError
 def check_job(job: JobConfig, site: SiteConfig, *, where: str = "") -> None:
     """Raise ConfigError for the first thing that does not fit; `where` names the job file in it (default: the run)."""
     try:
+        check_spares(job, site)
         if job.entry is not None:
             _check_site(job, site)
             check_entry(job, job.entry, site)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 
 from slurmtrain.config.job import JobConfig
+from slurmtrain.config.keeping import outlives_nodes
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.sbatch_options import extra_fault
 from slurmtrain.config.site import EARLY_S, SiteConfig
@@ -75,6 +76,8 @@ def _where(job: JobConfig, site: SiteConfig) -> Iterator[str]:
 
 def _life(job: JobConfig, site: SiteConfig, run: RunDir) -> Iterator[str]:
     yield "--no-requeue" if job.slurm.continuation == "chain" else "--requeue"
+    if outlives_nodes(job, site):
+        yield "--no-kill"
     yield "--open-mode=append"
     if site.slurm.stop_notice_s:
         yield f"--signal=B:USR2@{site.slurm.stop_notice_s}"

@@ -16,7 +16,7 @@ from slurmtrain.resilience.launcher_words import HYDRA_ADVICE, deaths_in, hydra_
 from slurmtrain.resilience.records import AttemptRecord
 from slurmtrain.resilience.signals import INTERRUPT, NOTICE, TERM
 from slurmtrain.resilience.tracker import Tracker
-from slurmtrain.resilience.verdict import slurms_word
+from slurmtrain.resilience.verdict import gone_nodes
 from slurmtrain.resilience.watch import Watched
 from slurmtrain.steps.launcher import Step
 from slurmtrain.store.local import newest_step
@@ -32,8 +32,8 @@ def judge_end(c: Composition, record: AttemptRecord, evidence: Evidence) -> Verd
     """The verdict on an attempt whose launcher is gone; where a node fell silent, after Slurm's word on it."""
     verdict = classify(evidence)
     if verdict.kind == "node_failure":
-        evidence = replace(evidence, down=slurms_word(c, record, verdict))
-        verdict = classify(evidence)
+        evidence = replace(evidence, down=gone_nodes(c, record, verdict))
+        verdict = replace(classify(evidence), suspects=tuple(sorted(evidence.down or ())))
     elif verdict.kind == "requeue" and c.signals.count(TERM) and c.allocation.job_id and evidence.down is None:
         evidence = replace(evidence, down=c.allocation.down(record.nodes))
     return replace(verdict, category=category(c, verdict, evidence))

@@ -4,7 +4,7 @@ The right to make attempt n is `attempts/NNNN/claim.json`, linked into place by 
 two jobs that start at once one wins and the other sees who. `owner.json` is the winner's claim under a fixed name: ranks read it
 before they publish, and leave when the attempt in it is not their own. The owner of the newest claim is succeeded only when it
 said itself that it has ended, when Slurm says that its job has ended, when it is this very job in an earlier start (Slurm counts
-the restarts), or when its process is gone from this same host.
+the restarts), when its process is gone from this same host, or when it is this process itself, which goes on to its next attempt.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ def judge(old: Owner, me: Owner, sight: Sight) -> tuple[Word, str]:
         return _judge_job(sight.job)
     if old.job_id and old.restart_count < me.restart_count:
         return "take", "an earlier start of this job"
+    if (old.host, old.pid) == (me.host, me.pid):
+        return "take", "this very process"
     if sight.process is None:
         return "refuse", f"whether it lives on {old.host} cannot be seen from {me.host}"
     return ("refuse", "its process lives") if sight.process else ("take", "its process is gone")

@@ -1,12 +1,9 @@
-"""Which nodes of the allocation an attempt uses, and whether it is what was asked for. Pure, apart from reading exclude.json."""
+"""Which of the nodes that may be used an attempt gets, and whether the allocation is what was asked for. Pure."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.site import SiteConfig
@@ -39,20 +36,6 @@ def choose(plan: Plan, nodes: Sequence[str], places: Sequence[NodePlace], exclud
     chosen = choose_nodes(pool, plan.nodes, places, segment=segment_nodes(plan))
     spares = order_nodes([n for n in nodes if n not in chosen], places)
     return Chosen(tuple(chosen), tuple(spares), tuple(n for n in chosen if n in excluded))
-
-
-def read_excluded(path: Path, now: float) -> dict[str, str]:
-    """Nodes to avoid now, and why; no file, or a damaged one, is none.
-
-    exclude.json: `{"v":1,"nodes":{"n3":{"until":<seconds since the epoch, or null>,"reason":".."}}}`.
-    """
-    try:
-        nodes: dict[str, dict[str, Any]] = json.loads(path.read_bytes())["nodes"]
-        return {n: str(why.get("reason", "")) for n, why in nodes.items() if why.get("until") is None or float(why["until"]) > now}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
 
 
 def check_grant(job: JobInfo | None, plan: Plan, site: SiteConfig) -> None:

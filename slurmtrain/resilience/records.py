@@ -44,6 +44,7 @@ class AttemptRecord:
     """One start of the world. `nodes` in the order of the world; `outcome` None while it runs (or when nobody lived to write it).
 
     `t_checked`: when the check of the nodes was over; `t_ranks`: when the ranks were asked for; None: it did not come so far.
+    `passed_over`: nodes of the allocation that were not to be used, and why; `spares`: those that could have been.
     """
 
     attempt: int
@@ -60,6 +61,7 @@ class AttemptRecord:
     outcome: Outcome | None = None
     t_checked: float | None = None
     t_ranks: float | None = None
+    passed_over: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
         return to_json({"v": RECORD_VERSION, **asdict(self)})

@@ -1,7 +1,8 @@
-"""The supervisor: one process per allocation. Gates, ownership, one attempt, and the end: everything is written, then the requeue.
+"""The supervisor: one process per allocation. Gates, then attempts, one after another, and the end: all is written, then the requeue.
 
-The order of the end is fixed: outcome, FINISHED, history, owner, exit code, the line that tells, and `scontrol requeue` once and last,
-because it kills its caller.
+An attempt: claim its number, make it, settle what it leaves, decide; after a fault the next one follows in the same allocation, when it
+may (`ending`). The order of the end is fixed: outcome, FINISHED, history, the agents' end, owner, exit code, and `scontrol requeue` once
+and last, because it kills its caller.
 """
 
 from __future__ import annotations
@@ -9,28 +10,29 @@ from __future__ import annotations
 import os
 import platform
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.atomic import to_json
 from slurmtrain.clock import SystemClock
-from slurmtrain.errors import EXIT_NO_RESTART, EXIT_OK, OwnershipError, SlurmError, SlurmUnavailableError
+from slurmtrain.errors import EXIT_NO_RESTART, EXIT_OK, OwnershipError
+from slurmtrain.resilience.account import barred_link, leave_waiting
 from slurmtrain.resilience.attempt import Ended, make_attempt
+from slurmtrain.resilience.calls import pause
 from slurmtrain.resilience.composition import Composition, compose
-from slurmtrain.resilience.ending import End, Scene, decide_end, stuck_attempts
+from slurmtrain.resilience.ending import End
+from slurmtrain.resilience.nodes import Learnt
 from slurmtrain.resilience.owner import claim, release
-from slurmtrain.resilience.records import Owner, close_attempt, read_attempts, read_owner
+from slurmtrain.resilience.records import Owner
+from slurmtrain.resilience.settling import settle, try_to_write
 from slurmtrain.resilience.signals import INTERRUPT, NOTICE, TERM, Signals
+from slurmtrain.resilience.takeover import take_over
 from slurmtrain.resilience.verdict import write_exit_code
 from slurmtrain.rundir import RunDir
 from slurmtrain.telemetry.history import add_act
 
-REQUEUE_RETRY_S = 5.0
-REQUEUE_LIMIT_S = 60.0
-AFTER_REQUEUE_S = 1.0
-"""What the TERM of a requeue may take to arrive."""
 _ACT = {"finished": "finish", "stopped": "stopped", "requeue": "stopped for requeue"}
 
 
@@ -76,13 +78,31 @@ def supervise_with(c: Composition) -> Summary:
     gated = _gate(c)
     if gated is not None:
         return gated
-    me = Owner(c.allocation.job_id, c.allocation.restart_count, 0, platform.node(), os.getpid(), c.clock.time())
     try:
-        owner = claim(c.run, me, disk=c.disk, clock=c.clock, client=c.client, interrupted=lambda: c.signals.any)
-    except OwnershipError as error:
-        return _early(c, EXIT_NO_RESTART, "refused", str(error))
-    _act(c, "start", f"attempt {owner.attempt}")
-    return _finish(c, owner, make_attempt(c, owner))
+        return _attempts(c, Owner(c.allocation.job_id, c.allocation.restart_count, 0, platform.node(), os.getpid(), c.clock.time()))
+    finally:
+        c.agents.close()
+
+
+def _attempts(c: Composition, me: Owner) -> Summary:
+    """One attempt after another, until the end is decided."""
+    learnt, first = Learnt(), True
+    while True:
+        try:
+            owner = claim(c.run, me, disk=c.disk, clock=c.clock, client=c.client, interrupted=lambda: c.signals.any)
+        except OwnershipError as error:
+            return _early(c, EXIT_NO_RESTART, "refused", str(error))
+        over = take_over(c, owner, learnt) if first else None
+        if over is not None:
+            return _finish(c, owner, over, End(EXIT_OK, why="the run is complete"))
+        first = False
+        _act(c, "start", f"attempt {owner.attempt}")
+        ended = make_attempt(c, owner, learnt)
+        after = settle(c, owner, ended, learnt)
+        if isinstance(after, End):
+            return _finish(c, owner, ended, after)
+        c.say(f"{after.why}{f', after a pause of {after.delay_s:.0f} s' if after.delay_s else ''}")
+        pause(c, after.delay_s)
 
 
 def _gate(c: Composition) -> Summary | None:
@@ -90,78 +110,34 @@ def _gate(c: Composition) -> Summary | None:
         return _early(c, EXIT_OK, "finished", "the run is complete (FINISHED): nothing to do")
     if c.run.stop.exists():
         return _early(c, EXIT_OK, "stopped", "STOP stands in the run folder: nothing to do; `slurmtrain submit --resume` takes it away")
+    if (link := barred_link(c)) is not None:
+        return _early(c, link.code, link.outcome, link.why)
     return None
 
 
 def _early(c: Composition, code: int, outcome: str, cause: str) -> Summary:
     c.say(cause)
-    _try(c, "submit/exit_code", lambda: write_exit_code(c.run, c.disk, code))
+    try_to_write(c, "submit/exit_code", lambda: write_exit_code(c.run, c.disk, code))
     return Summary(str(c.run.path), code, outcome, cause, job_id=c.allocation.job_id)
 
 
-def _finish(c: Composition, owner: Owner, ended: Ended) -> Summary:
-    outcome, record = ended.outcome, ended.record
-    if record is not None:
-        _try(c, "attempt.json", lambda: close_attempt(c.run, c.disk, record, outcome))
-    end = decide_end(_scene(c, ended)) if _still_mine(c, owner) else End(EXIT_NO_RESTART, why="another attempt owns this run now")
+def _finish(c: Composition, owner: Owner, ended: Ended, end: End) -> Summary:
+    outcome = ended.outcome
     if outcome.kind == "finished":
-        _try(c, "FINISHED", lambda: c.disk.write(c.run.finished, to_json({"v": 1, "step": outcome.step, "t": c.clock.time()})))
-    c.say(f"attempt {owner.attempt} {outcome.kind}: {outcome.cause}")
+        try_to_write(c, "FINISHED", lambda: c.disk.write(c.run.finished, to_json({"v": 1, "step": outcome.step, "t": c.clock.time()})))
     c.say(f"last durable step: {outcome.last_durable_step if outcome.last_durable_step is not None else 'none'}; {end.why}")
     if c.signals.count(INTERRUPT) > 1:
         _act(c, "cancel", "Ctrl-C twice")
     _act(c, "requeue" if end.requeue else _ACT.get(outcome.kind, "fail"), f"attempt {owner.attempt}: {outcome.cause}")
-    _try(c, "owner.json", lambda: release(c.run, owner, c.disk))
-    _try(c, "submit/exit_code", lambda: write_exit_code(c.run, c.disk, end.code))
+    c.agents.close()
+    try_to_write(c, "owner.json", lambda: release(c.run, owner, c.disk))
+    try_to_write(c, "submit/exit_code", lambda: write_exit_code(c.run, c.disk, end.code))
     if end.requeue:
-        _requeue(c)
+        leave_waiting(c, ask=True)
     return Summary(
         str(c.run.path), end.code, outcome.kind, outcome.cause, owner.attempt, owner.job_id, outcome.step, outcome.last_durable_step
     )
 
 
-def _still_mine(c: Composition, owner: Owner) -> bool:
-    now = read_owner(c.run.owner_json)
-    return now is None or now.attempt == owner.attempt
-
-
-def _try(c: Composition, what: str, write: Callable[[], object]) -> None:
-    """A full or read-only disk must not keep the rest of the end from happening."""
-    try:
-        write()
-    except OSError as error:
-        c.say(f"cannot write {what}: {error.strerror}")
-
-
-def _scene(c: Composition, ended: Ended) -> Scene:
-    waits = ended.outcome.kind in {"requeue", "node_failure"}
-    return Scene(
-        ended.outcome,
-        job=c.allocation.look(fresh=True).job if waits and c.allocation.job_id else None,
-        own_will=ended.own_will,
-        foreground=c.foreground,
-        segment=c.setup.job.slurm.array is not None,
-        stuck=stuck_attempts(read_attempts(c.run)),
-    )
-
-
-def _requeue(c: Composition) -> None:
-    """Ask for the requeue: again while Slurm does not answer, never after it has.
-
-    A requeue that works ends scontrol, and this process, by TERM, often before scontrol has answered: then there is nothing to say.
-    """
-    limit, terms = c.clock.monotonic() + REQUEUE_LIMIT_S, c.signals.count(TERM)
-    while True:
-        try:
-            return c.allocation.requeue()
-        except SlurmError as error:
-            c.clock.sleep(AFTER_REQUEUE_S)
-            if c.signals.count(TERM) > terms:
-                return None
-            if not isinstance(error, SlurmUnavailableError) or c.clock.monotonic() >= limit:
-                return c.say(f"no requeue: {error}; go on by `slurmtrain submit --resume`")
-        c.clock.sleep(REQUEUE_RETRY_S)
-
-
 def _act(c: Composition, what: str, detail: str) -> None:
-    _try(c, "history.jsonl", lambda: add_act(c.run, c.disk, c.clock.time(), what, job_id=c.allocation.job_id, detail=detail))
+    try_to_write(c, "history.jsonl", lambda: add_act(c.run, c.disk, c.clock.time(), what, job_id=c.allocation.job_id, detail=detail))

@@ -1,8 +1,12 @@
-"""After a node fell silent: is it gone, or was it a fault? Slurm's word decides, and takes up to SlurmdTimeout.
+"""After a node fell silent: is it gone, or was it a fault?
 
-The batch script must not end before Slurm has decided: it would be FAILED, and nobody would start it again. A job without
-`--no-kill` is requeued by Slurm itself; the TERM of that requeue ends this wait at once. A node that answers a step of its own is
-healthy, and nobody waits.
+| the job | who decides |
+|---|---|
+| outlives its nodes (--no-kill) | whatever comes first: the node's agent speaks, or a step of its own is answered: healthy; Slurm calls it down, the step fails, or nothing comes for `PROBE_S`: gone |
+| does not | Slurm, in up to SlurmdTimeout; a node that answers a step of its own is healthy, and nobody waits |
+
+Of a job that Slurm will take back the batch script must not end before: it would be FAILED, and nobody would start it again. Such a job
+is requeued by Slurm itself; the TERM of that requeue ends the wait at once.
 """
 
 from __future__ import annotations
@@ -19,19 +23,52 @@ from slurmtrain.resilience.ranks import check_spec
 from slurmtrain.resilience.records import AttemptRecord, Outcome, close_attempt
 from slurmtrain.resilience.signals import TERM, Signals
 from slurmtrain.rundir import RunDir
-from slurmtrain.steps.launcher import StepLauncher, StepSpec
+from slurmtrain.steps.launcher import Step, StepLauncher, StepSpec
 
 SLURMD_TIMEOUT_DEFAULT_S = 300.0
 MARGIN_S = 90.0
 """After SlurmdTimeout: slurmctld looks at its nodes in rounds, and TERM takes its way."""
 PROBE_S = 20.0
-_POLL_S = 1.0
+_POLL_S, _LOOK_S = 1.0, 0.2
 _ASK_S = 10.0
 
 
-def slurms_word(c: Composition, record: AttemptRecord, verdict: Verdict) -> frozenset[str]:
-    """Which nodes are gone. Writes how things stand first: Slurm may end this process at any moment."""
-    gone = verdict.suspects or (verdict.node,)
+def gone_nodes(c: Composition, record: AttemptRecord, verdict: Verdict) -> frozenset[str]:
+    """Which of the verdict's nodes are gone, by the table above."""
+    suspects = verdict.suspects or (verdict.node,)
+    return sound_out(c, record, suspects) if c.outlives_nodes else slurms_word(c, record, verdict, suspects)
+
+
+def sound_out(c: Composition, record: AttemptRecord, suspects: tuple[str, ...]) -> frozenset[str]:
+    """Ask each node by a step of its own, its agent, and Slurm, until each is found gone or healthy."""
+    began = c.clock.monotonic()
+    steps = {node: _probe_of(c, record, node) for node in suspects}
+    gone = set(c.allocation.down(suspects) or ())
+    unknown = set(suspects) - gone
+    while unknown and c.clock.monotonic() - began < PROBE_S and not c.signals.count(TERM):
+        heard = c.agents.heard() if c.agents.watched() else {}
+        for node in sorted(unknown):
+            step = steps[node]
+            code = step.poll() if step is not None else -1
+            healthy = code == 0 or (node in heard and heard[node].at > began)
+            gone |= {node} if code is not None and not healthy else set()
+            unknown -= {node} if code is not None or healthy else set()
+        c.clock.sleep(_LOOK_S)
+    for step in steps.values():
+        if step is not None and step.poll() is None:
+            step.abandon()
+    return frozenset(gone | unknown)
+
+
+def _probe_of(c: Composition, record: AttemptRecord, node: str) -> Step | None:
+    try:
+        return c.launcher.start(check_spec(c.setup, record.attempt, (node,), c.allocation.step_job_id, c.environ))
+    except LaunchError:
+        return None
+
+
+def slurms_word(c: Composition, record: AttemptRecord, verdict: Verdict, gone: tuple[str, ...]) -> frozenset[str]:
+    """Which nodes Slurm calls gone. Writes how things stand first: Slurm may end this process at any moment."""
     c.say(f"{verdict.cause}; waiting for Slurm's word on {' '.join(gone)}")
     with suppress(OSError):
         outcome = Outcome("node_failure", verdict.cause, node=verdict.node, step=verdict.step, t_end=c.clock.time())

@@ -18,13 +18,14 @@ TINY = Path(__file__).with_name("tiny.py")
 MODEL = {"layers": 2, "hidden": 16, "heads": 2, "kv_heads": 2, "ffn": 32, "vocab": 64}
 
 
-def job_of(name: str, *, nodes: int, gpus: int, steps: int, **slurm: Any) -> JobConfig:
+def job_of(name: str, *, nodes: int, gpus: int, steps: int, recovery: Any = None, **slurm: Any) -> JobConfig:
     return JobConfig.model_validate(
         {
             "run": {"name": name},
             "model": MODEL,
             "data": {"path": "/nowhere"},
             "training": {"steps": steps, "sequence_length": 8, "global_batch": nodes * gpus * 2},
+            "recovery": recovery or {},
             "slurm": {"nodes": nodes, "gpus_per_node": gpus, **slurm},
         }
     )
@@ -52,13 +53,14 @@ def make_run(
     gpus: int = 2,
     behaviour: dict[str, Any] | None = None,
     site: Any = None,
+    recovery: Any = None,
     **slurm: Any,
 ) -> RunDir:
-    """A run folder that is ready for a supervisor."""
+    """A run folder that is ready for a supervisor. `recovery`: keys of the job's [recovery]."""
     run = RunDir(path)
     run.create()
     wanted = {"steps": 20, "step_s": 0.05, "save_every": 5, **(behaviour or {})}
-    job, where = job_of(path.name, nodes=nodes, gpus=gpus, steps=wanted["steps"], **slurm), site or site_of(launcher, gpus)
+    job, where = job_of(path.name, nodes=nodes, gpus=gpus, steps=wanted["steps"], recovery=recovery, **slurm), site or site_of(launcher, gpus)
     write_models(run, job, where, build_plan(job, where), SystemDisk())
     (path / "behaviour.json").write_text(json.dumps(wanted))
     return run

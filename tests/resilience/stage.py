@@ -23,6 +23,7 @@ from slurmtrain.store.manifest import MANIFEST_NAME, Manifest
 from slurmtrain.telemetry.events import Event
 from slurmtrain.telemetry.exitfile import ExitRecord
 from slurmtrain.telemetry.stopfile import read_stop
+from tests.fakes.agents import FakeAgents
 from tests.fakes.clock import FakeClock
 from tests.fakes.disk import FakeDisk
 from tests.fakes.slurm import FakeSlurm
@@ -30,6 +31,8 @@ from tests.resilience.runs import make_run
 
 PEER = "peer lost: RuntimeError: Connection closed by peer"
 RANKS_LISTEN_S = 2000
+ONCE = {"no_progress": 1}
+"""Of [recovery]: the first attempt that brings no newer checkpoint is the last, code 93."""
 
 
 class StageStep:
@@ -54,11 +57,16 @@ class StageStep:
     def end(self, grace_s: float) -> None:
         self._ended = True
 
+    def abandon(self) -> None:
+        self._ended = True
+
 
 class Stage:
     """A job of Slurm's with a run folder. `at(t, deed)`: t seconds after the ranks' start; `obedient`: ranks stop when they are asked.
 
-    `silent`: nodes whose check never answers; `answer`: changes to the answers of nodes; `began`: when the ranks were started.
+    `silent`: nodes whose check never answers; `answer`: changes to the answers of nodes; `began`: when the ranks were started;
+    `recovery`: keys of the job's [recovery] (ONCE: one attempt); `agents.alive = True`: agents run; `left`: whether the step of a killed
+    supervisor is there; `left_ended`: logs of such steps that were ended.
     """
 
     def __init__(self, tmp_path: Path, *, nodes: int = 2, gpus: int = 2, spares: int = 0, array: str | None = None, **make: Any) -> None:
@@ -74,14 +82,19 @@ class Stage:
         self.job_id = self.slurm.submit(Path("job.sbatch"), options=[f"--nodes={nodes + spares}", f"--comment={self.run.path}"])
         self.environ = {"SLURM_JOB_ID": self.job_id}
         self._plan: list[tuple[float, Callable[[], object]]] = []
+        self._plans: dict[int, list[tuple[float, Callable[[], object]]]] = {}
+        self.agents = FakeAgents(self.clock)
+        self.agents.alive = False
+        self.left, self.left_ended = False, list[Path]()
         self.over, self.missing = False, False
         self.specs: list[StepSpec] = []
         self.signals = Signals(self.clock.monotonic)
 
     # --- what the test arranges
 
-    def at(self, seconds: float, deed: Callable[[], object]) -> None:
-        self._plan.append((seconds, deed))
+    def at(self, seconds: float, deed: Callable[[], object], attempt: int = 0) -> None:
+        """Of the ranks' next start, or of the attempt that is named."""
+        (self._plans.setdefault(attempt, []) if attempt else self._plan).append((seconds, deed))
 
     def signal(self, number: int) -> Callable[[], None]:
         return lambda: self.signals.receive(number)
@@ -89,13 +102,13 @@ class Stage:
     def job(self, **fields: object) -> JobInfo:
         return self.slurm.change(self.job_id, **fields)
 
-    def train(self, *, until: int, step_s: float = 1.0, save_every: int = 0) -> None:
+    def train(self, *, until: int, step_s: float = 1.0, save_every: int = 0, attempt: int = 0, first: int = 1) -> None:
         """Steps, one after another, from the start of the ranks on; then all ranks finish."""
-        for step in range(1, until + 1):
-            self.at(step * step_s, lambda step=step: self.make_step(step, step_s))
+        for number, step in enumerate(range(first, until + 1), start=1):
+            self.at(number * step_s, lambda step=step: self.make_step(step, step_s), attempt)
             if save_every and step % save_every == 0:
-                self.at(step * step_s, lambda step=step: self.save(step))
-        self.at(until * step_s + 0.1, lambda: self.everybody("finished"))
+                self.at(number * step_s, lambda step=step: self.save(step), attempt)
+        self.at((until - first + 1) * step_s + 0.1, lambda: self.everybody("finished"), attempt)
 
     # --- what ranks do
 
@@ -118,7 +131,8 @@ class Stage:
 
     def record(self, rank: int, kind: str, error: str = "", code: int = 0) -> None:
         path = self.run.attempt(self.attempt).exit_file(rank)
-        path.write_bytes(ExitRecord(rank, kind, code, self.step, error, f"n{rank // self.gpus + 1}").to_json())
+        node = self.recorded(self.attempt).nodes[rank // self.gpus]
+        path.write_bytes(ExitRecord(rank, kind, code, self.step, error, node).to_json())
 
     def everybody(self, kind: str, error: str = "") -> None:
         """All ranks leave their record, and the launcher ends."""
@@ -155,11 +169,21 @@ class Stage:
         self.over, self.began = False, self.clock.time()
         self.attempt = int(spec.environment["SLURMTRAIN_ATTEMPT"])
         Path(str(spec.output).replace("%n", "000")).write_text(f"attempt {self.attempt} was here\n")
-        for seconds, deed in self._plan:
-            self.clock.at(seconds, deed)
+        for seconds, deed in (*self._plan, *self._plans.pop(self.attempt, ())):
+            self.clock.at(seconds, self._during(self.attempt, deed))
         self._plan = []
         self._listen()
         return StageStep(lambda: self.over)
+
+    def _during(self, attempt: int, deed: Callable[[], object]) -> Callable[[], object]:
+        """A deed of one attempt's ranks: when the next has begun, they do nothing more."""
+        return lambda: deed() if self.attempt == attempt else None
+
+    def end_left(self, spec: StepSpec, grace_s: float) -> bool:
+        if self.left:
+            self.left_ended.append(spec.output)
+        was, self.left = self.left, False
+        return was
 
     def _listen(self) -> None:
         """Ranks look for the stop file, ten times a second."""
@@ -187,6 +211,7 @@ class Stage:
                 signals=self.signals,
                 say=self.lines.append,
                 foreground=foreground,
+                agents=self.agents,
             )
         )
 

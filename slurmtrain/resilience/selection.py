@@ -1,0 +1,195 @@
+"""The nodes of an attempt: which are there and may be used, which pass their check, and the layout on them (attempt.json, plan.json)."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from slurmtrain import __version__
+from slurmtrain.atomic import to_json
+from slurmtrain.config.plan import Plan
+from slurmtrain.errors import LaunchError, one_line
+from slurmtrain.fabric.resize import fewest, resize
+from slurmtrain.preflight.judge import Expected, NodeFault
+from slurmtrain.resilience.allocation import Grant
+from slurmtrain.resilience.calls import called_away, stopped_by
+from slurmtrain.resilience.classify import Verdict
+from slurmtrain.resilience.composition import Composition
+from slurmtrain.resilience.exclude import Blame, avoid, read_exclusions, unfit
+from slurmtrain.resilience.nodecheck import Check, CheckResult, Wanted, write_nonce
+from slurmtrain.resilience.nodes import Learnt, Standing, silent_nodes, stand, stepped_in
+from slurmtrain.resilience.placement import Chosen, check_grant, choose, expected_memory
+from slurmtrain.resilience.ranks import check_spec
+from slurmtrain.resilience.records import AttemptRecord, Owner, read_attempts, write_attempt
+from slurmtrain.slurm.hostlist import fold
+from slurmtrain.units import counted
+
+_SHOWN_FAULTS = 3
+
+
+def standing(c: Composition, learnt: Learnt, grant: Grant) -> Standing:
+    """How the nodes of the allocation stand now."""
+    silent = silent_nodes(c.agents.heard(), c.clock.monotonic()) if c.agents.watched() else {}
+    this = (c.allocation.job_id, c.allocation.restart_count)
+    return stand(
+        grant.nodes,
+        bad=learnt.bad,
+        silent=silent,
+        excluded=read_exclusions(c.run.exclude_json, c.clock.time()),
+        here={r.attempt for r in read_attempts(c.run) if (r.job_id, r.restart_count) == this},
+        last_resort=c.foreground or not c.allocation.job_id,
+    )
+
+
+def least_nodes(c: Composition) -> int:
+    """The fewest nodes that the world can do with."""
+    return fewest(c.setup.plan, c.setup.job, c.setup.site)
+
+
+def begin(c: Composition, owner: Owner, learnt: Learnt) -> AttemptRecord:
+    """Take stock of the allocation and publish attempt.json with the nodes that are meant to be used.
+
+    Raises LaunchError and PlacementError where they cannot do, SlurmError, OSError.
+    """
+    grant = c.allocation.look(fresh=learnt.attempts > 0)
+    learnt.granted = True
+    check_grant(grant.job, c.setup.plan, c.setup.site)
+    try:
+        c.agents.start(grant.nodes)
+    except LaunchError as error:
+        c.say(f"nobody watches the nodes: {error}")
+    there = standing(c, learnt, grant)
+    plan = layout(c, len(there.usable))
+    chosen = choose(plan, there.usable, c.allocation.places(grant.nodes), there.avoided)
+    record = AttemptRecord(
+        attempt=owner.attempt,
+        job_id=c.allocation.job_id,
+        restart_count=c.allocation.restart_count,
+        t_start=c.clock.time(),
+        nodes=chosen.nodes,
+        spares=chosen.spares,
+        tasks_per_node=plan.tasks_per_node,
+        world=plan.world,
+        python=platform.python_version(),
+        slurmtrain=__version__,
+        passed_over=_passed_over(chosen, there.out, there.avoided),
+    )
+    write_attempt(c.run, c.disk, record)
+    _announce(c, record, chosen, there.avoided, before=learnt.world)
+    return record
+
+
+def layout(c: Composition, nodes: int) -> Plan:
+    """The layout on so many nodes: the run's, or an elastic run's smaller one."""
+    plan, job = c.setup.plan, c.setup.job
+    if nodes >= plan.nodes or not job.recovery.elastic:
+        return plan
+    return resize(plan, job, c.setup.site, nodes) or plan
+
+
+def check(c: Composition, record: AttemptRecord, learnt: Learnt) -> tuple[AttemptRecord, Plan] | Verdict:
+    """Check all nodes that may be used: the record with those that are, what they are like, and the layout; or why there is no start.
+
+    Raises LaunchError, PlacementError, OSError.
+    """
+    there = standing(c, learnt, c.allocation.look())
+    result = _check_nodes(c, record, there, learnt)
+    if result.interrupted:
+        return stopped_by(c, "stopped before the ranks were started")
+    fit = result.fit(there.usable)
+    _learn(c, record, learnt, result, passed=len(fit))
+    if len(fit) < least_nodes(c):
+        return _too_few(result)
+    places, avoided = c.allocation.places(fit), {n: why for n, why in there.avoided.items() if n in fit}
+    plan = layout(c, len(fit))
+    chosen = choose(plan, fit, places, avoided)
+    c.say(f"{counted(len(fit), 'node')} checked in {result.seconds:.1f} s")
+    first = result.answers[chosen.nodes[0]]
+    complete = replace(
+        record,
+        nodes=chosen.nodes,
+        spares=chosen.spares,
+        world=plan.world,
+        python=first.python,
+        packages=dict(first.packages),
+        passed_over=_passed_over(chosen, {**there.out, **result.problems(), **result.late}, there.avoided),
+        t_checked=c.clock.time(),
+    )
+    if complete.nodes != record.nodes:
+        _announce(c, complete, chosen, avoided, before=record.nodes)
+    write_attempt(c.run, c.disk, complete)
+    if plan != c.setup.plan:
+        own = to_json(plan.model_dump(mode="json", exclude_none=True))
+        c.disk.write(c.run.attempt(record.attempt).plan_json, own)
+        c.say(f"smaller than planned: {plan.nodes} of {c.setup.plan.nodes} nodes, dp {plan.dp}, {plan.microbatches} micro-batches a rank")
+    return complete, plan
+
+
+def avoid_nodes(c: Composition, learnt: Learnt, blames: Sequence[Blame], attempt: int) -> None:
+    """Have nodes avoided: in this start of the job, and by exclude.json in later ones."""
+    if not blames:
+        return
+    hours = c.setup.job.recovery.exclude_hours
+    for one in blames:
+        c.say(f"node {one.node} is avoided for {hours:g} h: {one.reason}{f' ({one.evidence})' if one.evidence else ''}")
+    try:
+        avoid(c.run.exclude_json, c.disk, blames, attempt=attempt, now=c.clock.time(), hours=hours)
+    except (OSError, ValueError) as error:
+        c.say(f"cannot write {c.run.exclude_json}: {one_line(str(error))}: nodes are avoided in this start of the job alone")
+
+
+def _check_nodes(c: Composition, record: AttemptRecord, there: Standing, learnt: Learnt) -> CheckResult:
+    attempt, setup = c.run.attempt(record.attempt), c.setup
+    in_slurm = bool(c.allocation.job_id)
+    expected = Expected(
+        nodes=there.usable,
+        nonce=write_nonce(attempt, c.disk),
+        version=__version__,
+        cpus=setup.site.node.cpus_per_gpu * setup.plan.gpus_per_node if in_slurm else 0,
+        memory_bytes=expected_memory(setup.plan, setup.site) if in_slurm else 0,
+        ulimits=setup.site.environment.ulimits,
+    )
+    return Check(
+        c.launcher,
+        lambda nodes: check_spec(setup, record.attempt, nodes, c.allocation.step_job_id, c.environ),
+        attempt,
+        expected,
+        Wanted(setup.plan.nodes, least_nodes(c), setup.site.timeouts.node_check_timeout_s),
+        clock=c.clock,
+        doubted=learnt.doubted & set(there.usable),
+        interrupted=lambda: called_away(c, again=learnt.attempts > 1),
+    ).run()
+
+
+def _learn(c: Composition, record: AttemptRecord, learnt: Learnt, result: CheckResult, *, passed: int) -> None:
+    """Nodes that failed are bad where others did not; where most did, and of nodes that were only late, the next check decides."""
+    problems = result.problems()
+    blames = unfit(problems, passed)
+    avoid_nodes(c, learnt, blames, record.attempt)
+    learnt.bad.update({one.node: f"{one.reason}: {one.evidence}" for one in blames})
+    learnt.doubted = set(result.late) | set(problems)
+    for node, why in result.late.items():
+        c.say(f"node {node} is passed over: {why}")
+
+
+def _too_few(result: CheckResult) -> Verdict:
+    faults = [*result.faults, *(NodeFault(node, why) for node, why in result.late.items())]
+    more = f" (and more: {fold(fault.node for fault in faults)})" if len(faults) > _SHOWN_FAULTS else ""
+    words = "; ".join(str(fault) for fault in faults[:_SHOWN_FAULTS])
+    return Verdict("launch", one_line(f"check of the nodes: {words}{more}", 600), node=faults[0].node if faults else "")
+
+
+def _passed_over(chosen: Chosen, out: Mapping[str, str], avoided: Mapping[str, str]) -> dict[str, str]:
+    return {**out, **{node: why for node, why in avoided.items() if node not in chosen.nodes}}
+
+
+def _announce(c: Composition, record: AttemptRecord, chosen: Chosen, avoided: Mapping[str, str], *, before: Sequence[str]) -> None:
+    job = f"job {record.job_id} (restart {record.restart_count}), " if record.job_id else ""
+    spares = f", spares {fold(record.spares)}" if record.spares else ""
+    c.say(f"attempt {record.attempt} of {c.run.name}: {job}nodes {fold(record.nodes)}{spares}, {record.world} ranks")
+    came, left = stepped_in(before, record.nodes)
+    if before and came:
+        c.say(f"{fold(came)} in for {fold(left)}" if left else f"{fold(came)} joined")
+    for node in chosen.avoided_in_vain:
+        c.say(f"node {node} is used although it is to be avoided ({avoided[node]}): there are not enough others")

@@ -1,0 +1,69 @@
+"""What a supervisor finds that was started for a killed one, in the same start of the job: its ranks may run on, its record is open.
+
+The ranks' step is found by its name and ended, the record is closed by what the ranks left, and the run goes on in the same allocation.
+Attempts of earlier starts need nothing: Slurm, or whoever ended them, ended all that was theirs.
+"""
+
+from __future__ import annotations
+
+from slurmtrain.errors import LaunchError
+from slurmtrain.resilience.account import open_account
+from slurmtrain.resilience.attempt import Ended, outcome_of
+from slurmtrain.resilience.classify import Evidence, Verdict, classify
+from slurmtrain.resilience.composition import Composition
+from slurmtrain.resilience.judgement import durable_step
+from slurmtrain.resilience.nodes import Learnt
+from slurmtrain.resilience.ranks import rank_spec
+from slurmtrain.resilience.records import AttemptRecord, Owner, close_attempt, read_attempts, read_owner
+from slurmtrain.resilience.settling import try_to_write
+from slurmtrain.telemetry.exitfile import read_exit_records
+
+GRACE_S = 5.0
+_BELIEVED = frozenset({"finished", "stopped", "config"})
+
+
+def take_over(c: Composition, owner: Owner, learnt: Learnt) -> Ended | None:
+    """Put the run in order before the first attempt of this supervisor; the end of the newest attempt where there is nothing left to do."""
+    records = [r for r in read_attempts(c.run) if r.attempt < owner.attempt]
+    mine = [r for r in records if (r.job_id, r.restart_count) == (c.allocation.job_id, c.allocation.restart_count)]
+    ended = _inherit(c, mine[-1], learnt) if mine and mine[-1] is records[-1] else None
+    learnt.attempts = len(mine) if c.allocation.job_id else 0
+    open_account(c)
+    return ended
+
+
+def _inherit(c: Composition, record: AttemptRecord, learnt: Learnt) -> Ended | None:
+    """End what is left of an attempt whose supervisor was killed, and close it."""
+    left = _end_left(c, record)
+    if record.outcome is not None and not left:
+        return None
+    learnt.left, learnt.world = record.attempt, record.nodes
+    verdict = _verdict(c, record, left=left)
+    outcome = outcome_of(c, verdict)
+    try_to_write(c, "attempt.json", lambda: close_attempt(c.run, c.disk, record, outcome))
+    c.say(f"attempt {record.attempt} {outcome.kind}: {outcome.cause}")
+    return Ended(record, outcome) if verdict.kind == "finished" else None
+
+
+def _end_left(c: Composition, record: AttemptRecord) -> bool:
+    spec = rank_spec(c.setup, record.attempt, record.nodes, c.allocation.step_job_id, c.environ, command=c.command)
+    try:
+        return c.launcher.end_left(spec, GRACE_S)
+    except LaunchError as error:
+        c.say(str(error))
+        return True
+
+
+def _verdict(c: Composition, record: AttemptRecord, *, left: bool) -> Verdict:
+    """What the ranks agreed on is believed; of all else the supervisor's end was the cause."""
+    records = read_exit_records(c.run.attempt(record.attempt).exit_dir)
+    complete = durable_step(c) == c.setup.job.steps
+    seen = Evidence(record.nodes, record.tasks_per_node, records, spoke=True, down=frozenset(), complete=complete)
+    verdict = classify(seen)
+    if records and verdict.kind in _BELIEVED:
+        return verdict
+    old = read_owner(c.run.attempt(record.attempt).claim)
+    who = f"its supervisor (pid {old.pid} on {old.host})" if old is not None else "its supervisor"
+    what = "its ranks were ended by the next one" if left else "no rank of it was left"
+    step = max((r.step for r in records.values()), default=None)
+    return Verdict("failed", f"{who} was ended without a word; {what}", step=step, category="launch_failure")
