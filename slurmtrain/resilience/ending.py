@@ -20,7 +20,7 @@ In this order; the first that holds is done. "Another one": `Again`, in the same
 | a fault | TERM by hand | end | no | 1 |
 | a fault | job no longer RUNNING | end | Reason=TimeLimit: once; else no | 75, 1 |
 | a fault | preempted, not yet taken | end | once | 75 |
-| a fault | in_place, enough good nodes, time for a start and a save; for a dead node: the job keeps running (--no-kill, or no Slurm) | another one | - | - |
+| a fault | all of: in_place, no notice of the end, enough good nodes, time for a start and a save; of a dead node: --no-kill | another one | - | - |
 | a fault | in the foreground, or without Slurm | end | no | 1 |
 | a fault | a segment of an array, a link of a chain | end: the next one goes on | no | 1 |
 | a fault | else | end | once | 75 |
@@ -144,9 +144,9 @@ def _spent(budget: Exhausted) -> End:
 
 
 def _after_fault(scene: Scene) -> End | Again:
-    job = None if scene.foreground else scene.job
-    lost = scene.outcome.kind == "node_failure"
-    if lost and job is not None and job.state != "RUNNING":
+    job = scene.job
+    goes = job is not None and job.state != "RUNNING"
+    if scene.outcome.kind == "node_failure" and goes and not scene.foreground:
         if scene.chain:
             return End(EXIT_TEMPFAIL, why="Slurm ends this link: the next one goes on")
         return End(EXIT_TEMPFAIL, why="Slurm requeues the job itself", waits=True)
@@ -154,9 +154,9 @@ def _after_fault(scene: Scene) -> End | Again:
         return _without_budget(scene)
     if isinstance(scene.budget, Exhausted):
         return _spent(scene.budget)
-    if scene.outcome.signal == "TERM" and job is not None and job.state == "RUNNING" and not job.in_grace:
+    if scene.outcome.signal == "TERM" and not goes and not (job is not None and job.in_grace):
         return End(EXIT_FAULT, why="TERM by hand: not started again; go on by `slurmtrain submit --resume`")
-    if job is not None and (job.state != "RUNNING" or job.in_grace):
+    if job is not None and (goes or job.in_grace):
         return _job_goes(scene, job)
     short = _why_not_here(scene, scene.budget)
     if not short:
@@ -171,8 +171,8 @@ def _without_budget(scene: Scene) -> End:
 
 
 def _job_goes(scene: Scene, job: JobInfo) -> End:
-    if scene.segment or scene.chain:
-        return _elsewhere(scene, f"the job is {job.state}")
+    if scene.segment or scene.chain or scene.foreground:
+        return _elsewhere(scene, f"the job is {job.state}" if not job.in_grace else "the job is being preempted")
     if job.in_grace or job.reason == "TimeLimit":
         return End(EXIT_TEMPFAIL, requeue=True, why="requeue")
     return End(EXIT_FAULT, why=f"no requeue asked: Slurm has decided (state {job.state}, reason {job.reason or 'None'})")
@@ -180,6 +180,8 @@ def _job_goes(scene: Scene, job: JobInfo) -> End:
 
 def _why_not_here(scene: Scene, budget: Allowed) -> str:
     """Why there is no further attempt in this allocation; empty where there is one."""
+    if scene.own_will:
+        return "the job's end is near"
     if not scene.in_place:
         return "no start in place (recovery.in_place)"
     if scene.outcome.kind == "node_failure" and not (scene.no_kill or scene.job is None):
