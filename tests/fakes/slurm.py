@@ -73,7 +73,7 @@ class FakeSlurm:
         self.submitted.append((script, tuple(options)))
         job_id = str(next(self._ids))
         wanted = {name: value for name, _, value in (option.partition("=") for option in options)}
-        count = int(wanted.get("--nodes", "1"))
+        count = int(wanted.get("--nodes", "1").rpartition("-")[2])
         nodes = tuple(self._nodes)[:count]
         self.put(JobInfo(job_id, wanted.get("--job-name", script.name), "RUNNING", nodes=nodes, batch_host=nodes[0],
                          start_time=self._clock.time(), comment=wanted.get("--comment", ""), partition="main", user="root",
