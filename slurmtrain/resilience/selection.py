@@ -11,6 +11,7 @@ from slurmtrain.atomic import to_json
 from slurmtrain.config.plan import Plan
 from slurmtrain.errors import LaunchError, one_line
 from slurmtrain.fabric.resize import fewest, resize
+from slurmtrain.fabric.topology import in_segments, segment_nodes
 from slurmtrain.preflight.judge import Expected, NodeFault
 from slurmtrain.resilience.allocation import Grant
 from slurmtrain.resilience.calls import called_away, stopped_by
@@ -60,7 +61,7 @@ def begin(c: Composition, owner: Owner, learnt: Learnt) -> AttemptRecord:
     except LaunchError as error:
         c.say(f"nobody watches the nodes: {error}")
     there = standing(c, learnt, grant)
-    plan = layout(c, len(there.usable))
+    plan = layout(c, there.usable)
     chosen = choose(plan, there.usable, c.allocation.places(grant.nodes), there.avoided)
     record = AttemptRecord(
         attempt=owner.attempt,
@@ -80,12 +81,13 @@ def begin(c: Composition, owner: Owner, learnt: Learnt) -> AttemptRecord:
     return record
 
 
-def layout(c: Composition, nodes: int) -> Plan:
-    """The layout on so many nodes: the run's, or an elastic run's smaller one."""
+def layout(c: Composition, nodes: Sequence[str]) -> Plan:
+    """The layout on these nodes: the run's, or an elastic run's smaller one."""
     plan, job = c.setup.plan, c.setup.job
-    if nodes >= plan.nodes or not job.recovery.elastic:
+    if not job.recovery.elastic:
         return plan
-    return resize(plan, job, c.setup.site, nodes) or plan
+    room = in_segments(nodes, c.allocation.places(nodes), segment_nodes(plan))
+    return resize(plan, job, c.setup.site, room) or plan
 
 
 def check(c: Composition, record: AttemptRecord, learnt: Learnt) -> tuple[AttemptRecord, Plan] | Verdict:
@@ -102,7 +104,7 @@ def check(c: Composition, record: AttemptRecord, learnt: Learnt) -> tuple[Attemp
     if len(fit) < least_nodes(c):
         return _too_few(result)
     places, avoided = c.allocation.places(fit), {n: why for n, why in there.avoided.items() if n in fit}
-    plan = layout(c, len(fit))
+    plan = layout(c, fit)
     chosen = choose(plan, fit, places, avoided)
     c.say(f"{counted(len(fit), 'node')} checked in {result.seconds:.1f} s")
     first = result.answers[chosen.nodes[0]]
