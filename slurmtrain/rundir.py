@@ -15,6 +15,7 @@
                  origin.json                                 the checkpoint of another run that this one began with
                  profile/0001/rank-00000.json                a rank's trace of the steps that metrics.profile names
                  tensorboard/ wandb/                         what these write
+                 numerics.json examination.json              steps skipped, ways back; a silent corruption under examination
                  owner.json exclude.json budget.json history.jsonl STOP FINISHED
 
 >>> run = RunDir(Path("/lustre/runs/llama"))
@@ -238,6 +239,11 @@ class RunDir:
     def event_file(self, node_index: int) -> Path:
         return self.events / f"node-{node_index:03d}.jsonl"
 
+    @property
+    def supervisor_events(self) -> Path:
+        """What the supervisor has seen of the ranks."""
+        return self.events / "supervisor.jsonl"
+
     def slurm_out(self, job_id: str) -> Path:
         return self.path / f"slurm-{job_id}.out"
 
@@ -325,6 +331,11 @@ class RunDir:
     def told_json(self) -> Path:
         """The newest checkpoint that a script of the user's has told of."""
         return self.path / "told.json"
+
+    @property
+    def numerics_json(self) -> Path:
+        """Steps that were skipped and ways back to checkpoints, in the life of the run."""
+        return self.path / "numerics.json"
 
     @property
     def history_jsonl(self) -> Path:

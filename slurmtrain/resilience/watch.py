@@ -10,7 +10,9 @@ from slurmtrain.clock import Clock
 from slurmtrain.errors import LaunchError
 from slurmtrain.resilience.allocation import Allocation
 from slurmtrain.resilience.deadline import stop_at, too_short
-from slurmtrain.resilience.decide import Ask, EndStep, Judge, Limits, View, decide
+from slurmtrain.resilience.decide import Ask, Collect, EndStep, Judge, Limits, View, decide
+from slurmtrain.resilience.guard import Guard, hang_of
+from slurmtrain.resilience.hang_types import Hang
 from slurmtrain.resilience.lines import event_line
 from slurmtrain.resilience.signals import INTERRUPT, NOTICE, TERM, Signals
 from slurmtrain.resilience.tracker import Tracker
@@ -28,16 +30,23 @@ SETTLE_S = 5.0
 
 @dataclass(frozen=True)
 class Watched:
-    """How the step came to its end. `own_will`: the stop was asked because of USR2 or the deadline; `ended_because`: why it was ended."""
+    """How the step came to its end. `own_will`: the stop was asked because of USR2 or the deadline; `ended_because`: why it was ended.
+
+    `hang`: what stood still, or the rank that was too slow to go on with; `fault_t`: the newest sign of progress before something went
+    wrong, `seen_t`: when that was noticed, both in seconds since the epoch, None where nothing did.
+    """
 
     records: dict[int, ExitRecord]
     asked: StopReason | None
     own_will: bool
     ended_because: str
+    hang: Hang | None = None
+    fault_t: float | None = None
+    seen_t: float | None = None
 
 
 class Watch:
-    """One attempt's loop."""
+    """One attempt's loop. `guard`: looks after what the nodes tell; None: nobody does."""
 
     def __init__(
         self,
@@ -53,10 +62,11 @@ class Watch:
         say: Callable[[str], None],
         steps: int,
         tokens_per_step: int,
+        guard: Guard | None = None,
     ) -> None:
         self._run, self._attempt, self._world, self._limits = run, attempt, world, limits
         self._clock, self._disk, self._allocation, self._signals, self._say = clock, disk, allocation, signals, say
-        self._steps, self._tokens_per_step = steps, tokens_per_step
+        self._steps, self._tokens_per_step, self._guard = steps, tokens_per_step, guard
         self.tracker = Tracker(attempt.number)
         # Rank 0's file alone: twice a second the files of a thousand nodes would be a load on the shared folder.
         self._tail = EventTail(run.event_file(0))
@@ -66,6 +76,9 @@ class Watch:
         self._deadline = False
         self._heard_term = False
         self._ended_because = ""
+        self._hang: Hang | None = None
+        self._fault_t: float | None = None
+        self._seen_t: float | None = None
 
     def learn(self) -> None:
         """Take the events of earlier attempts before the ranks start, and say so when the job's time is too short."""
@@ -73,6 +86,8 @@ class Watch:
         grant = self._allocation.look()
         if warning := too_short(self._clock.time(), grant.end_time, [self.tracker.slowest_save_s], self.tracker.step_s):
             self._say(warning)
+        for note in self._guard.notes() if self._guard is not None else ():
+            self._say(note)
 
     def until_over(self, step: Step, before_end: Callable[[Watched], None]) -> Watched:
         """Look until the launcher is gone and every record that will come is there.
@@ -89,19 +104,26 @@ class Watch:
                 break
             if isinstance(deed, Ask):
                 self._ask(deed)
+            elif isinstance(deed, Collect):
+                self._collect()
             elif isinstance(deed, EndStep):
+                self._give_evidence()
                 self._say(f"ending the step: {deed.why}")
                 self._ended_because = deed.why
                 before_end(self._so_far())
                 self._end(step, deed)
                 break
             self._clock.sleep(POLL_S)
+        ended_t = self._clock.time()
         self._settle()
+        if len(self._records) < self._world or any(r.kind == "error" for r in self._records.values()):
+            self._notice(seen_t=ended_t)
         return self._so_far()
 
     def _so_far(self) -> Watched:
         own_will = self._deadline or self._signals.count(NOTICE) > 0
-        return Watched(dict(self._records), self._asked[0] if self._asked else None, own_will, self._ended_because)
+        asked = self._asked[0] if self._asked else None
+        return Watched(dict(self._records), asked, own_will, self._ended_because, self._hang, self._fault_t, self._seen_t)
 
     def _look(self) -> None:
         for event in self.tracker.take(self._tail.poll()):
@@ -112,6 +134,35 @@ class Watch:
                 self._first.setdefault("record", self._clock.monotonic())
             if any(r.kind in {"error", "config"} for r in self._records.values()):
                 self._first.setdefault("fault", self._clock.monotonic())
+                self._notice()
+        if self._guard is not None:
+            was = self._guard.hang
+            self._guard.look(median_s=self.tracker.median_step_s, first_done=self.tracker.steps_done > 0)
+            if was is not None and self._guard.hang is None:
+                self._say("the ranks move again")
+                self._fault_t = self._seen_t = None
+
+    def _notice(self, *, fault_t: float | None = None, seen_t: float | None = None) -> None:
+        """Something went wrong. `fault_t`: the newest sign of progress, where it is known better than by events; `seen_t`: now, if not given."""
+        if self._seen_t is None:
+            self._seen_t = self._clock.time() if seen_t is None else seen_t
+            newest = fault_t if fault_t is not None else self.tracker.newest_t
+            self._fault_t = None if newest is None else min(newest, self._seen_t)
+
+    def _collect(self) -> None:
+        assert self._guard is not None
+        assert self._guard.hang is not None
+        self._say(f"{self._guard.hang.words}; asking the nodes where their ranks are")
+        self._notice(fault_t=self._clock.time() - self._guard.hang.seconds)
+        self._guard.collect()
+
+    def _give_evidence(self) -> None:
+        """Before the step is ended: what the nodes told about a hang."""
+        if self._guard is None or self._guard.hang is None or self._guard.asked_at is None:
+            return
+        for line in self._guard.evidence():
+            self._say(line)
+        self._hang = self._guard.hang
 
     def _print(self, event: Event) -> None:
         if event.rank == 0 or event.kind == "error":
@@ -120,7 +171,7 @@ class Watch:
                 self._say(line)
 
     def _view(self, started_at: float, *, step_over: bool) -> View:
-        grant = self._allocation.look(fresh=self._term_is_new())
+        grant, guard = self._allocation.look(fresh=self._term_is_new()), self._guard
         return View(
             now=self._clock.monotonic(),
             wall=self._clock.time(),
@@ -139,6 +190,12 @@ class Watch:
             stop_at=stop_at(grant.end_time, [self.tracker.slowest_save_s], self.tracker.step_s),
             end_time=grant.end_time,
             in_grace=grant.job is not None and grant.job.in_grace,
+            seen=guard is not None and guard.seen,
+            begun=guard is not None and guard.begun,
+            hang=guard.hang if guard is not None else None,
+            evidence_asked_at=guard.asked_at if guard is not None else None,
+            evidence=guard is not None and guard.hang is not None and guard.collected,
+            slow=str(guard.slow) if guard is not None and guard.slow is not None else "",
         )
 
     def _term_is_new(self) -> bool:
@@ -149,6 +206,8 @@ class Watch:
     def _ask(self, ask: Ask) -> None:
         self._say(ask.why)
         self._deadline = self._deadline or ask.deadline
+        if ask.slow and self._guard is not None and self._guard.slow is not None:
+            self._hang = hang_of(self._guard.slow)
         self._asked = (ask.reason, self._asked[1] if self._asked else self._clock.monotonic())
         try:
             self._disk.write(self._attempt.stop, stop_bytes(ask.reason))

@@ -2,7 +2,8 @@
 
 `behaviour.json` of the run folder: {"steps": 20, "step_s": 0.05, "save_every": 5, "save_s": 0,
 "faults": [{"attempt": 1, "rank": 3, "step": 4, "do": "exit 7"}]}. Rank 0 trains; the others wait for its word, and for the death of
-a peer, as in a collective. Faults: `exit N` (no record), `raise` (a record of its own), `config`, `kill` (SIGKILL), `deaf` (to a stop).
+a peer, as in a collective. Faults: `exit N` (no record), `raise` (a record of its own), `config`, `kill` (SIGKILL), `deaf` (to a stop),
+`stop` (SIGSTOP), `hang` (for ever in a step), `slow N` (its work takes N times as long as the others').
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from slurmtrain.atomic import SystemDisk
+from slurmtrain.clock import SystemClock
 from slurmtrain.resilience.records import read_attempt
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.commit import open_staging, publish
@@ -26,6 +28,7 @@ from slurmtrain.store.manifest import Manifest
 from slurmtrain.store.verify import sums_of
 from slurmtrain.telemetry.events import Event
 from slurmtrain.telemetry.exitfile import ExitRecord
+from slurmtrain.telemetry.heartbeat import open_heart
 from slurmtrain.telemetry.stopfile import read_stop
 
 POLL_S = 0.03
@@ -35,12 +38,14 @@ class Rank:
     def __init__(self, run: RunDir) -> None:
         self.run, self.number = run, int(os.environ["SLURMTRAIN_ATTEMPT"])
         self.attempt = run.attempt(self.number)
+        self.heart, _ = open_heart(run.path, self.number, os.environ, SystemClock())
         self.behaviour = json.loads((run.path / "behaviour.json").read_text())
         record = read_attempt(run, self.number)
         self.node = os.environ.get("SLURMTRAIN_NODE") or os.environ["SLURMD_NODENAME"]
         local = os.environ.get("SLURM_LOCALID") or str(int(os.environ["PMI_RANK"]) % record.tasks_per_node)
         self.rank = record.nodes.index(self.node) * record.tasks_per_node + int(local)
         self.world, self.step, self.told = record.world, 0, False
+        self.heart.become(self.rank)
         signal.signal(signal.SIGTERM, self._tell)
         signal.signal(signal.SIGUSR2, self._tell)
         self._pid(self.rank).write_text(str(os.getpid()))
@@ -57,6 +62,8 @@ class Rank:
     def leave(self, kind: str, code: int, error: str = "") -> None:
         SystemDisk().write(self.attempt.exit_file(self.rank), ExitRecord(self.rank, kind, code, self.step, error, self.node).to_json())
         print(f"rank {self.rank} {kind} {error}", flush=True)
+        if not code:
+            self.heart.close()
         os._exit(1 if code else 0)
 
     def fault(self) -> str:
@@ -72,6 +79,11 @@ class Rank:
             os._exit(int(do.split()[1]))
         if do == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if do == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if do == "hang":
+            self.heart.beat("step")
+            time.sleep(3600)
         if do == "raise":
             self.leave("error", 1, "ValueError: a fault on purpose")
         if do == "config":
@@ -88,8 +100,14 @@ class Rank:
         except psutil.NoSuchProcess:
             return not (self.attempt.path / "agreed").exists()
 
+    def work_s(self) -> float:
+        """What its own computing took, as this rank tells it."""
+        do = self.fault()
+        return self.behaviour["step_s"] * (float(do.split()[1]) if do.startswith("slow ") else 1.0)
+
     def save(self) -> None:
         start = time.monotonic()
+        self.heart.beat("save")
         staging = open_staging(self.run, self.step, self.number, lambda: None)
         if staging is not None:
             (staging / "rank-00000.h5").write_bytes(b"x" * 64)
@@ -97,6 +115,7 @@ class Rank:
             files = {"rank-00000.h5": sums_of(staging / "rank-00000.h5")}
             publish(self.run, staging, Manifest(self.step, self.number, self.step, {}, files, {}), lambda: None)
         self.emit("save", step=self.step, seconds=time.monotonic() - start, bytes=64)
+        self.heart.beat("step")
 
     def agree(self, kind: str, reason: str = "") -> None:
         SystemDisk().write(self.attempt.path / "agreed", json.dumps([kind, self.step, reason]).encode())
@@ -105,12 +124,14 @@ class Rank:
     def train(self) -> None:
         resumed = newest_durable_step(self.run.checkpoints)
         self.step = resumed or 0
+        self.heart.beat("step", step=self.step)
         self.emit("start", world=self.world, layout={}, resumed_from=resumed)
         while self.step < self.behaviour["steps"]:
             self.meet_fault()
             time.sleep(self.behaviour["step_s"])
             self.step += 1
             (self.attempt.path / "step").write_text(str(self.step))
+            self.heart.beat("step", step=self.step, work_s=self.work_s())
             self.emit(
                 "step",
                 step=self.step,
@@ -135,7 +156,9 @@ class Rank:
     def follow(self) -> None:
         while True:
             with suppress(OSError, ValueError):
-                self.step = int((self.attempt.path / "step").read_text())
+                before, self.step = self.step, int((self.attempt.path / "step").read_text())
+                if self.step != before:
+                    self.heart.beat("wait", step=self.step, work_s=self.work_s())
             with suppress(OSError, ValueError):
                 kind, self.step, reason = json.loads((self.attempt.path / "agreed").read_text())
                 self.leave(kind, 0, reason)
