@@ -80,13 +80,14 @@ class Scene:
 class End:
     """The code, whether `scontrol requeue` comes last, and the line that says why.
 
-    `waits`: the job will wait and start again, by our requeue or by Slurm's own: what is to be said of nodes and start is said to Slurm.
+    `waits`: Slurm itself will requeue the job; `delay_s`: how long it shall wait then, or after our requeue, at least.
     """
 
     code: int
     requeue: bool = False
     why: str = ""
     waits: bool = False
+    delay_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,8 @@ def _elsewhere(scene: Scene, short: str) -> End:
         return End(EXIT_FAULT, why=f"{short}: the next {'link' if scene.chain else 'segment'} goes on")
     if scene.chain:
         return End(EXIT_FAULT, why=f"{short}, and this was the last link: go on by `slurmtrain submit --resume`")
-    return End(EXIT_TEMPFAIL, requeue=True, why=f"{short}: requeue")
+    delay_s = scene.budget.delay_s if isinstance(scene.budget, Allowed) else 0.0
+    return End(EXIT_TEMPFAIL, requeue=True, why=f"{short}: requeue", delay_s=delay_s)
 
 
 def stuck_attempts(records: Sequence[AttemptRecord]) -> int:

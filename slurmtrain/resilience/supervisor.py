@@ -132,8 +132,8 @@ def _finish(c: Composition, owner: Owner, ended: Ended, end: End) -> Summary:
     c.agents.close()
     try_to_write(c, "owner.json", lambda: release(c.run, owner, c.disk))
     try_to_write(c, "submit/exit_code", lambda: write_exit_code(c.run, c.disk, end.code))
-    if end.requeue:
-        leave_waiting(c, ask=True)
+    if end.requeue or end.waits:
+        leave_waiting(c, ask=end.requeue, delay_s=end.delay_s)
     return Summary(
         str(c.run.path), end.code, outcome.kind, outcome.cause, owner.attempt, owner.job_id, outcome.step, outcome.last_durable_step
     )
