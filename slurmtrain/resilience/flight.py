@@ -2,7 +2,8 @@
 
 Read is the recorder's JSON form (`torch._C._distributed_c10d._dump_fr_trace_json`), one file a rank; nothing is unpickled. Of each entry
 `process_group` ([name, description]), `collective_seq_id`, `is_p2p`, `profiling_name` and `state` count; `pg_config` names the members
-of a group as world ranks. A recorder keeps the newest entries alone: sequence numbers below a rank's oldest are not held against it.
+of a group as world ranks, `pg_status` (of NCCL) the newest collective that was entered, whose entry may be gone: a recorder keeps the
+newest alone.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ _LIMIT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Group:
-    """One process group as one rank has recorded it: collectives by sequence number, "all_reduce (scheduled)"."""
+    """One process group as one rank has recorded it. `entered`: names of collectives by sequence number; `newest`: that was entered."""
 
-    members: tuple[int, ...]
-    what: str
+    members: tuple[int, ...] = ()
+    what: str = ""
     entered: Mapping[int, str] = field(default_factory=dict)
+    newest: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,28 +54,23 @@ def groups_of(raw: Any) -> dict[str, Group]:
     """Raises ValueError for what is no record."""
     try:
         config: Mapping[str, Any] = raw.get("pg_config") or {}
+        status: Mapping[str, Any] = raw.get("pg_status") or {}
         entries: dict[str, dict[int, str]] = {}
         for entry in raw.get("entries") or ():
             if not entry.get("is_p2p"):
-                told = f"{str(entry['profiling_name']).rpartition(':')[2]} ({entry.get('state', '')})"
+                told = str(entry["profiling_name"]).rpartition(":")[2]
                 entries.setdefault(str(entry["process_group"][0]), {})[int(entry["collective_seq_id"])] = told
-        return {
-            name: Group(_members(config.get(name)), _description(config.get(name)), entries.get(name, {}))
-            for name in config.keys() | entries.keys()
-        }
-    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        return {name: _group(config.get(name), status.get(name), entries.get(name, {})) for name in config.keys() | entries.keys()}
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"no record of torch's flight recorder: {error!r}") from error
 
 
-def _members(config: Any) -> tuple[int, ...]:
-    """World ranks; torch writes the list as text."""
-    ranks = config.get("ranks") if config is not None else None
-    found = json.loads(ranks) if isinstance(ranks, str) and ranks else ranks or ()
-    return tuple(int(rank) for rank in found)
-
-
-def _description(config: Any) -> str:
-    return str(config.get("desc") or "") if config is not None else ""
+def _group(config: Any, status: Any, entered: Mapping[int, str]) -> Group:
+    """torch writes the list of world ranks as text, and may write numbers so."""
+    ranks = (config or {}).get("ranks") or ()
+    members = tuple(int(rank) for rank in (json.loads(ranks) if isinstance(ranks, str) else ranks))
+    newest = int((status or {}).get("last_enqueued_collective") or 0)
+    return Group(members, str((config or {}).get("desc") or ""), entered, max(newest, *entered, 0))
 
 
 def first_missing(records: Mapping[int, Mapping[str, Group]]) -> Missing | None:
@@ -90,13 +87,12 @@ def _in_group(name: str, records: Mapping[int, Mapping[str, Group]]) -> Missing 
     having = {rank: groups[name] for rank, groups in records.items() if name in groups}
     members = {rank for group in having.values() for rank in group.members} or set(having)
     known = sorted(members & records.keys())
-    nothing = Group((), "")
-    entered = {rank: having.get(rank, nothing).entered for rank in known}
-    newest = {rank: max(one, default=0) for rank, one in entered.items()}
+    entered = {rank: having.get(rank, Group()).entered for rank in known}
+    newest = {rank: having.get(rank, Group()).newest for rank in known}
     behind = min(newest.values(), default=0)
-    seq = min((number for one in entered.values() for number in one if number > behind), default=None)
-    if seq is None:
+    if behind == max(newest.values(), default=0):
         return None
+    seq = behind + 1
     there = tuple(rank for rank in known if newest[rank] >= seq)
     absent = tuple(rank for rank in known if newest[rank] < seq)
     operation = next((entered[rank][seq].partition(" ")[0] for rank in there if seq in entered[rank]), "a collective")

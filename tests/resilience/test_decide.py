@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from slurmtrain.resilience.decide import Ask, EndStep, Judge, Limits, View, Wait, decide
+from slurmtrain.resilience.decide import Ask, Collect, EndStep, Judge, Limits, View, Wait, decide
+from slurmtrain.resilience.hang_types import Hang
 
 LIMITS = Limits(start_s=600, grace_s=15, stop_s=1200, kill_wait_s=30)
 CALM = View(now=1000.0, wall=50_000.0, started_at=900.0, spoke=True, steps_done=5, end_time=60_000.0, stop_at=59_000.0)
@@ -94,3 +95,34 @@ def test_and_does_not_end_before_it(changes):
 @pytest.mark.parametrize(("kill_wait", "left"), [(30.0, 27.0), (5.0, 5.0 - 5.0 / 3)])
 def test_after_term_some_of_killwait_is_kept_for_writing(kill_wait, left):
     assert replace(LIMITS, kill_wait_s=kill_wait).after_term_s == pytest.approx(left)
+
+
+STANDS = Hang(3, "n2", "step", 130.0, "rank 3 on n2 hangs")
+
+
+def test_of_a_hang_the_evidence_is_collected_before_the_step_is_ended():
+    assert deed(hang=STANDS) == Collect()
+    assert deed(hang=STANDS, evidence_asked_at=999.0) == Wait()
+    assert deed(hang=STANDS, evidence_asked_at=999.0, evidence=True) == EndStep("rank 3 on n2 hangs", 0.0)
+    assert deed(hang=STANDS, evidence_asked_at=990.0) == EndStep("rank 3 on n2 hangs", 0.0)
+    assert deed(evidence_asked_at=990.0) == Wait(), "they move again"
+
+
+def test_a_persons_second_ctrl_c_waits_for_no_evidence():
+    assert deed(hang=STANDS, interrupts=2) == EndStep("a second Ctrl-C", 0.0)
+    assert deed(hang=STANDS, step_over=True) == Judge()
+
+
+@pytest.mark.parametrize(
+    ("changes", "ended"),
+    [({"seen": True}, False), ({"seen": True, "started_at": 369.0}, True), ({"seen": True, "begun": True, "started_at": 0.0}, False)],
+)
+def test_a_start_in_which_ranks_are_seen_is_ended_by_whoever_looks_at_them(changes, ended):
+    made = deed(**{"spoke": False, "started_at": 390.0, **changes})
+    assert isinstance(made, EndStep) is ended
+
+
+def test_a_slow_rank_is_the_last_of_all_reasons_to_stop():
+    assert deed(slow="rank 3 is slow") == Ask("requeue", "rank 3 is slow: saving, to go on without that node", slow=True)
+    assert deed(slow="rank 3 is slow", notices=1).slow is False
+    assert deed(slow="rank 3 is slow", asked="requeue", asked_at=999.0) == Wait()
