@@ -24,9 +24,7 @@ from slurmtrain.runtime.startup import Passed, unheard
 from slurmtrain.runtime.world import Standing, World
 
 
-def start_world(
-    run: RunDir, environ: MutableMapping[str, str], standing: Standing | None = None, passed: Passed = unheard
-) -> World:
+def start_world(run: RunDir, environ: MutableMapping[str, str], standing: Standing | None = None, passed: Passed = unheard) -> World:
     """Join the world of attempt SLURMTRAIN_ATTEMPT of a run. `standing` learns rank and node as soon as they are known, `passed` the time.
 
     Raises LaunchError, PlacementError or ConfigError (on all ranks alike) where what is found is not what was promised.
