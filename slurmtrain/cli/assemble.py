@@ -18,7 +18,7 @@ from slurmtrain.config.expand import expand
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.load import load_job
 from slurmtrain.config.plan import Plan
-from slurmtrain.config.site import SiteConfig
+from slurmtrain.config.site import SiteConfig, SiteReliability
 from slurmtrain.config.sites import choose_site, find_file
 from slurmtrain.data.summary import check_data
 from slurmtrain.errors import TemplateError, one_line
@@ -32,6 +32,7 @@ from slurmtrain.launch.request import CodeRecord, LaunchRequest, Submitter, Vers
 from slurmtrain.launch.root import check_root
 from slurmtrain.launch.snapshot import plan_snapshot
 from slurmtrain.models.patterns import check_patterns
+from slurmtrain.planner.measured import with_measured_rate
 from slurmtrain.planner.spares import with_spares
 from slurmtrain.resilience.budget import check_budgets
 from slurmtrain.rundir import RunDir
@@ -93,6 +94,7 @@ def draft(wish: Wish, doors: Doors) -> Draft:
     check_passthrough(wish.passthrough)
     job = load_job(wish.job_file, sets=wish.sets, options=wish.options(), env=doors.env)
     site = choose_site(wish.site, doors.env, lambda: cluster_name(doors.slurm))
+    site, measured = with_measured_rate(site, doors.clock.time())
     check_job(job, site, where=str(wish.job_file))
     check_continuation(job, where=str(wish.job_file))
     check_budgets(job.recovery, where=str(wish.job_file))
@@ -104,7 +106,8 @@ def draft(wish: Wish, doors: Doors) -> Draft:
     job = with_checked_weights(job, where=str(wish.job_file))
     root = root_of_site(wish.root, doors.env, site)
     check_root(root)
-    return Draft(job, site, plan, RunDir(root / job.run.name), (why,) if why else ())
+    planned = measured if why or job.checkpoint.interval == "auto" else ""
+    return Draft(job, site, plan, RunDir(root / job.run.name), tuple(filter(None, (why, planned))))
 
 
 def assemble(wish: Wish, made: Draft, doors: Doors) -> RunContents:
@@ -154,8 +157,14 @@ def prepare_words(wish: Wish, made: Draft, python: str, env: Mapping[str, str]) 
     words += [f"--include={os.path.abspath(path)}" for path in wish.include]  # noqa: PTH100
     words += ["--live"] if wish.live else []
     words += [f"--from={wish.branch}"] if wish.branch is not None else []
-    words += ["--prepare", digest(made.job, made.site, made.plan)]
+    words += ["--prepare", promised(made)]
     return (*words, "--", *wish.passthrough) if wish.passthrough else tuple(words)
+
+
+def promised(made: Draft) -> str:
+    """A word for all that a script promises, job, site and layout; what the site's fault log measures meanwhile changes nothing in it."""
+    site = made.site.model_copy(update={"reliability": SiteReliability()})
+    return digest(made.job, site, made.plan)
 
 
 def with_defaults(wish: Wish, **values: object) -> Wish:

@@ -1,4 +1,4 @@
-"""`slurmtrain site`: which sites there are, and what one of them says."""
+"""`slurmtrain site`: which sites there are, what one of them says, and how often its nodes fail."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ import click
 
 from slurmtrain.cli.doors import doors_of
 from slurmtrain.cli.options import examples
+from slurmtrain.cli.site_faults import command as faults
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @click.group(epilog=examples("slurmtrain site list", "slurmtrain site show devcluster"))
 def command() -> None:
-    """List the sites, or show one."""
+    """List the sites, show one, or show how often its nodes fail."""
+
+
+command.add_command(faults)
 
 
 @command.command("list", short_help="List the sites with their files.", epilog=examples("slurmtrain site list"))

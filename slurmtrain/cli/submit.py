@@ -85,17 +85,16 @@ def _check(made: Draft, doors: Doors, *, resume: Resume | None, branch: str | No
 
 def _prepare(wish: Wish, made: Draft, expected: str, doors: Doors) -> None:
     """Make the run folder for a script that somebody gave to sbatch by hand. Raises SlurmtrainError."""
-    from slurmtrain.cli.assemble import assemble
+    from slurmtrain.cli.assemble import assemble, promised
     from slurmtrain.cli.publish import publish
     from slurmtrain.cli.runs import is_run, job_of
     from slurmtrain.cli.start import start_of
     from slurmtrain.errors import ConfigError
-    from slurmtrain.launch.request import digest
     from slurmtrain.telemetry.history import add_act
 
     if is_run(made.run.path):
         return
-    if digest(made.job, made.site, made.plan) != expected:
+    if promised(made) != expected:
         raise ConfigError(
             "job or site are not as when this script was made: make it anew with slurmtrain submit --dry-run", where=str(wish.job_file)
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +14,8 @@ from slurmtrain.config.values import Duration, Environment, Line, RuleError, Sba
 
 EARLY_S = 60
 """Slurm sends the notice of --signal up to this much early (sbatch's manual)."""
+FAULT_FIELDS = ("node", "cause", "site", "job", "user", "attempt", "run", "detail")
+"""What reliability.fault_command may name in braces."""
 STRIPE_UNIT = 1 << 16
 """Stripes are multiples of it (lfs-setstripe's manual)."""
 
@@ -150,6 +154,25 @@ class SiteReliability(Frozen):
     """From a failure to the next step, in the same allocation. Default: the least of the 5 to 20 minutes of Kokolis et al."""
     wait_billed: Fraction = 1.0
     """Share of a waiting run's GPU-hours that counts as spent: 1 on a reservation; 0 where only what runs is charged."""
+    fault_log: Path | None = None
+    """A file on a file system that all nodes see, to which every end of an attempt is added as one line: node-days and faults of nodes.
+    Whoever trains must be able to write to it, or to make it."""
+    fault_command: Line | None = None
+    """Run for each node to blame; {node}, {cause}, {site}, {job}, {user}, {attempt}, {run}, {detail} are replaced, and the log's line
+    is on its standard input."""
+
+    @model_validator(mode="after")
+    def _can_be_used(self) -> SiteReliability:
+        if self.fault_log is not None and not self.fault_log.is_absolute():
+            raise RuleError("must be an absolute path, the same on every node", item="fault_log", value=str(self.fault_log))
+        try:
+            words = shlex.split(self.fault_command or "x")
+        except ValueError as error:
+            raise RuleError(f"cannot be split into words: {error}", item="fault_command", value=self.fault_command) from None
+        unknown = [name for word in words for name in re.findall(r"\{(\w+)\}", word) if name not in FAULT_FIELDS]
+        if unknown:
+            raise RuleError(f"has no {{{unknown[0]}}}: there are {', '.join(FAULT_FIELDS)}", item="fault_command", value=self.fault_command)
+        return self
 
 
 class SiteTimeouts(Frozen):
@@ -161,6 +184,8 @@ class SiteTimeouts(Frozen):
     node_check_timeout_s: Positive = 120
     exit_grace_s: Positive = 15
     """How long the other ranks may take to leave after the first fault."""
+    supervisor_silence_s: Positive = 40
+    """Without a word from the supervisor, after which the nodes' agents end the ranks and leave; it says something every 5 s."""
 
 
 class SiteConfig(Frozen):

@@ -14,6 +14,7 @@ from slurmtrain.resilience.cleaning import clean
 from slurmtrain.resilience.composition import Composition
 from slurmtrain.resilience.ending import Again, End, Scene, decide_end, stuck_attempts
 from slurmtrain.resilience.exclude import blamed
+from slurmtrain.resilience.faulted import log_end
 from slurmtrain.resilience.nodes import Learnt
 from slurmtrain.resilience.records import Owner, close_attempt, read_attempts, read_owner
 from slurmtrain.resilience.selection import avoid_nodes, least_nodes, standing
@@ -35,6 +36,8 @@ def settle(c: Composition, owner: Owner, ended: Ended, learnt: Learnt) -> End | 
     if outcome.kind == "node_failure":
         learnt.bad.update({one.node: f"{one.reason}: {one.evidence}" for one in blames})
     clean(c, owner.attempt, learnt.world)
+    if record is not None:
+        log_end(c, record, outcome, [one.node for one in blames])
     return decide_end(_scene(c, ended, close_account(c, owner.attempt, outcome), learnt))
 
 

@@ -1,0 +1,84 @@
+"""An attempt's end goes to the site's fault log, and each node to blame for it to the site's command, where the site asks for them.
+
+Neither may cost the run anything: what fails is said in a line, and a folder or a command that does not answer is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import threading
+from collections.abc import Callable, Sequence
+
+from slurmtrain.config.site import FAULT_FIELDS
+from slurmtrain.errors import SlurmError, one_line
+from slurmtrain.resilience.composition import Composition
+from slurmtrain.resilience.records import AttemptRecord, Outcome
+from slurmtrain.shell import Shell, SystemShell
+from slurmtrain.slurm.hostlist import fold
+from slurmtrain.telemetry.faultlog import LoggedEnd, append
+from slurmtrain.telemetry.history import whoami
+
+PATIENCE_S = 10.0
+"""For a shared folder, or a command, that does not answer."""
+
+
+def log_end(c: Composition, record: AttemptRecord, outcome: Outcome, bad: Sequence[str] = (), *, shell: Shell | None = None) -> None:
+    """Tell the site of an attempt that has ended, and of the nodes to blame. Raises nothing."""
+    wish = c.setup.site.reliability
+    if wish.fault_log is None and wish.fault_command is None:
+        return
+    try:
+        end = logged(record, outcome, bad, site=c.setup.site.name, user=whoami().partition("@")[0])
+    except SlurmError as error:
+        c.say(f"the site's fault log: {error}")
+        return
+    if (path := wish.fault_log) is not None:
+        line = end.to_line()
+        _patiently(c, str(path), lambda: append(path, line))
+    for node in bad if wish.fault_command is not None else ():
+        _call(c, shell or SystemShell(), wish.fault_command or "", end, node)
+
+
+def logged(record: AttemptRecord, outcome: Outcome, bad: Sequence[str], *, site: str, user: str) -> LoggedEnd:
+    """The line of an end. What went wrong is told in words only of nodes: a user's own errors are the user's. Raises SlurmError."""
+    return LoggedEnd(
+        t=outcome.t_end,
+        site=site,
+        user=user,
+        job_id=record.job_id,
+        attempt=record.attempt,
+        cause=outcome.category or outcome.kind,
+        nodes=fold((*record.nodes, *record.spares, *record.passed_over)),
+        hours=max(0.0, outcome.t_end - record.t_start) / 3600,
+        bad=fold(bad),
+        detail=outcome.cause if bad else "",
+    )
+
+
+def _patiently(c: Composition, what: str, deed: Callable[[], None]) -> None:
+    """Do it in a thread that nobody waits for beyond a limit: a call to a folder that hangs never comes back."""
+    done, failed = threading.Event(), list[str]()
+
+    def run() -> None:
+        try:
+            deed()
+        except OSError as error:
+            failed.append(error.strerror or str(error))
+        done.set()
+
+    threading.Thread(target=run, name="fault log", daemon=True).start()
+    if not c.clock.wait(done, PATIENCE_S):
+        c.say(f"{what} does not answer: the end of the attempt is not in the site's fault log")
+    elif failed:
+        c.say(f"{what}: {failed[0]}: the end of the attempt is not in the site's fault log")
+
+
+def _call(c: Composition, shell: Shell, command: str, end: LoggedEnd, node: str) -> None:
+    values = {**end.__dict__, "job": end.job_id, "run": c.run.name, "node": node}
+    words = shlex.split(command)
+    for name in FAULT_FIELDS:  # what went wrong, in words of others, comes last: nothing is filled into it
+        words = [word.replace(f"{{{name}}}", str(values[name])) for word in words]
+    done = shell.run(words, timeout_s=PATIENCE_S, env={**os.environ, **c.environ}, stdin=end.to_line().decode())
+    if not done.ok:
+        c.say(f"the site's fault_command ended with code {done.rc}: {one_line(done.err, 200) or words[0]}")

@@ -1,0 +1,87 @@
+"""An attempt's end goes to the site's fault log and command, and costs the run nothing whatever becomes of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from types import SimpleNamespace
+
+from slurmtrain.clock import SystemClock
+from slurmtrain.config.site import SiteReliability
+from slurmtrain.resilience import faulted
+from slurmtrain.resilience.faulted import log_end
+from slurmtrain.resilience.records import AttemptRecord, Outcome
+from slurmtrain.telemetry.faultlog import read_ends
+from tests.fakes.clock import FakeClock
+from tests.fakes.shell import FakeShell, Said
+
+NOW = 1_700_000_000.0
+RECORD = AttemptRecord(2, "4711", 0, NOW, ("n2", "n1"), ("n3",), 4, 8)
+LOST = Outcome("node_failure", "node n2 is lost: none of its ranks left a record", node="n2", t_end=NOW + 7200, category="node_failure")
+CRASH = Outcome("failed", "rank 3 on n1: ValueError: my secret path", rank=3, node="n1", t_end=NOW + 3600, category="rank_crash")
+
+
+def around(clock=None, **wish):
+    site = SimpleNamespace(name="alps", reliability=SiteReliability(**wish))
+    lines: list[str] = []
+    c = SimpleNamespace(
+        setup=SimpleNamespace(site=site), run=SimpleNamespace(name="llama"), clock=clock or SystemClock(), say=lines.append, environ={}
+    )
+    return c, lines
+
+
+def test_every_end_is_logged_with_its_node_days_and_a_nodes_fault_with_its_words(tmp_path):
+    path = tmp_path / "faults.jsonl"
+    c, lines = around(fault_log=path)
+    log_end(c, RECORD, LOST, ["n2"])
+    log_end(c, RECORD, CRASH)
+    lost, crash = read_ends(path)
+    assert (lost.nodes, lost.hours, lost.bad, lost.cause, lost.detail) == ("n[1-3]", 2.0, "n2", "node_failure", LOST.cause)
+    assert (lost.site, lost.job_id, lost.attempt, lost.t) == ("alps", "4711", 2, NOW + 7200)
+    assert (crash.hours, crash.bad, crash.cause, crash.detail) == (1.0, "", "rank_crash", ""), "a user's error is the user's"
+    assert lines == []
+
+
+def test_nothing_is_done_where_nobody_asked():
+    c, lines = around()
+    log_end(c, RECORD, LOST, ["n2"], shell=FakeShell({}))
+    assert lines == []
+
+
+def test_a_log_that_cannot_be_written_is_said(tmp_path):
+    c, lines = around(fault_log=tmp_path / "gone" / "faults.jsonl")
+    log_end(c, RECORD, LOST, ["n2"])
+    assert lines == [f"{tmp_path}/gone/faults.jsonl: No such file or directory: the end of the attempt is not in the site's fault log"]
+
+
+def test_a_folder_that_hangs_is_left_alone(tmp_path, monkeypatch):
+    hangs = threading.Event()
+    monkeypatch.setattr(faulted, "append", lambda path, line: hangs.wait(60))
+    clock = FakeClock()
+    c, lines = around(clock, fault_log=tmp_path / "faults.jsonl")
+    before = clock.monotonic()
+    log_end(c, RECORD, LOST, ["n2"])
+    hangs.set()
+    assert clock.monotonic() - before == faulted.PATIENCE_S
+    assert lines == [f"{tmp_path}/faults.jsonl does not answer: the end of the attempt is not in the site's fault log"]
+
+
+def test_the_sites_command_is_run_for_each_bad_node_and_for_no_other_end():
+    command = "/usr/sbin/report --node={node} '{cause} of {run}' {job} {attempt} {detail}"
+    shell = FakeShell({("/usr/sbin/report",): Said()})
+    c, lines = around(fault_command=command)
+    log_end(c, RECORD, LOST, ["n2", "n3"], shell=shell)
+    log_end(c, RECORD, CRASH, shell=shell)
+    assert [call.argv for call in shell.calls] == [
+        ("/usr/sbin/report", f"--node={node}", "node_failure of llama", "4711", "2", LOST.cause) for node in ("n2", "n3")
+    ]
+    assert json.loads(shell.calls[0].stdin)["bad"] == "n[2-3]"
+    assert lines == []
+
+
+def test_a_command_that_fails_is_said():
+    for said, words in ((Said(rc=3, err="no such node\n"), "code 3: no such node"), (Said(seconds=1e6), "code 124")):
+        c, lines = around(fault_command="report {node}")
+        log_end(c, RECORD, LOST, ["n2"], shell=FakeShell({("report",): said}))
+        assert len(lines) == 1
+        assert words in lines[0]
