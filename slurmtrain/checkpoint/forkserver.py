@@ -82,6 +82,8 @@ class ForkServer:
         except (EOFError, OSError) as error:
             raise CheckpointError(f"the process that starts writers is gone ({how_ended(self._process.poll() or 0)})") from error
         if received is None:
+            self._process.kill()  # a late answer would be taken for that to another question; who is stopped hears nothing else
+            self._process.wait()
             raise CheckpointError(f"the process that starts writers did not answer within {ANSWER_WITHIN_S:.0f} s")
         if isinstance(received[0], str):
             raise CheckpointError(f"no writer could be started: {received[0]}")
