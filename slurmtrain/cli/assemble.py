@@ -13,6 +13,7 @@ from slurmtrain.cli.doors import Doors
 from slurmtrain.cli.first_values import with_checked_weights
 from slurmtrain.cli.options import KEYS
 from slurmtrain.cli.runs import cluster_name, root_of_site
+from slurmtrain.cli.script import check_script
 from slurmtrain.config.checks import check_job
 from slurmtrain.config.expand import expand
 from slurmtrain.config.job import JobConfig
@@ -101,9 +102,10 @@ def draft(wish: Wish, doors: Doors) -> Draft:
     job, why = with_spares(job, site)
     plan = build_plan(job, site)
     check_elastic(plan, job, site)
-    check_patterns(job, where=str(wish.job_file))
-    check_data(job, where=str(wish.job_file))
-    job = with_checked_weights(job, where=str(wish.job_file))
+    if job.entry is None:
+        check_patterns(job, where=str(wish.job_file))
+        check_data(job, where=str(wish.job_file))
+        job = with_checked_weights(job, where=str(wish.job_file))
     root = root_of_site(wish.root, doors.env, site)
     check_root(root)
     planned = measured if why or job.checkpoint.interval == "auto" else ""
@@ -122,6 +124,7 @@ def assemble(wish: Wish, made: Draft, doors: Doors) -> RunContents:
         shell=doors.shell,
         env=doors.env,
     )
+    check_script(made.job, snapshot, where=str(wish.job_file))
     facts = Facts(
         python, wish.passthrough, prepare_words(wish, made, python, doors.env), _submitter(wish, doors), snapshot.record, versions
     )

@@ -31,8 +31,9 @@ ASKED = "save"
 @click.pass_context
 def command(ctx: click.Context, name: str, root: Path | None, *, wait: bool) -> None:
     """Let a running run save after the step that it is in; it goes on training."""
-    from slurmtrain.cli.facts import locate, see
+    from slurmtrain.cli.facts import config_of, locate, see
     from slurmtrain.cli.report import recent_steps
+    from slurmtrain.cli.script import refuse_for_script
     from slurmtrain.errors import UserError
     from slurmtrain.store.listing import newest_durable_step
     from slurmtrain.telemetry.history import add_act
@@ -40,6 +41,7 @@ def command(ctx: click.Context, name: str, root: Path | None, *, wait: bool) -> 
 
     doors = doors_of(ctx)
     run = locate(name, root, doors)
+    refuse_for_script(config_of(run), "nothing was asked")
     seen = see(run, doors, fresh=True)
     if seen.state.state != "RUNNING":
         raise UserError(f"run {run.name} does not train now: it is {seen.state.state}{_why(seen)}: nothing was asked")

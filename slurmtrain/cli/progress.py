@@ -40,8 +40,8 @@ def follow(run: RunDir, doors: Doors, word: str) -> int:
 def _until_over(run: RunDir, doors: Doors, word: str, show: Show) -> Report:
     """Events are read twice a second; the state is asked for every few seconds, and at once when the newest attempt has ended."""
     config = config_of(run)
-    steps = config.training.steps if config else 0
-    tokens = config.training.global_batch * config.training.sequence_length if config else 0
+    steps = (config.steps or 0) if config else 0
+    tokens = config.tokens_per_step if config else 0
     tail, asked_at, told = EventTail(run.event_file(0)), float("-inf"), None
     while True:
         fresh = [line for event in tail.poll() if (line := _line(event, steps, tokens))]

@@ -34,7 +34,7 @@ def publish(made: Draft, contents: RunContents, doors: Doors, start: Start) -> U
 
 
 def _borrowed(made: Draft) -> list[Origin]:
-    return borrowed(read_origin(made.run), made.job.model.weights)
+    return borrowed(read_origin(made.run), made.job.model.weights) if made.job.entry is None else []
 
 
 def take_back(undo: Undo) -> None:

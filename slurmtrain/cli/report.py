@@ -13,9 +13,14 @@ from slurmtrain.cli.facts import Seen, config_of
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.stored import read_plan
 from slurmtrain.errors import CheckpointError, ConfigError
+from slurmtrain.resilience.budget import in_words, summary
+from slurmtrain.resilience.examination import read_examination
 from slurmtrain.resilience.lines import number
+from slurmtrain.resilience.records import read_attempts
+from slurmtrain.resilience.state import held
 from slurmtrain.rundir import RunDir
 from slurmtrain.slurm.hostlist import fold
+from slurmtrain.store.foreign import newest_foreign
 from slurmtrain.store.listing import newest_durable_step
 from slurmtrain.store.local import newest_local
 from slurmtrain.store.origin import read_origin
@@ -68,9 +73,9 @@ class Report:
 
 def report(seen: Seen, *, word: str | None = None) -> Report:
     """`word`: how a person would name the run in a command; default: its name."""
-    shared, local = _durable(seen.run)
     run, job, attempt = seen.run, config_of(seen.run), seen.attempt
-    tokens = job.training.global_batch * job.training.sequence_length if job else 0
+    shared, local = _durable(run, job)
+    tokens = job.tokens_per_step if job else 0
     steps = recent_steps(run)
     last: Mapping[str, Any] = steps[-1].fields if steps else {}
     return Report(
@@ -80,7 +85,7 @@ def report(seen: Seen, *, word: str | None = None) -> Report:
         job_id=seen.facts.job.job_id if seen.facts.job else seen.facts.job_id,
         attempt=attempt.attempt if attempt else None,
         step=last.get("step", 0),
-        steps=job.training.steps if job else None,
+        steps=(job.steps or last.get("steps")) if job else None,
         loss=last.get("loss"),
         tokens_per_s=_speed(steps, tokens),
         nodes=_nodes(seen),
@@ -101,8 +106,25 @@ def report(seen: Seen, *, word: str | None = None) -> Report:
     )
 
 
+def _numbers(run: RunDir) -> dict[str, int]:
+    try:
+        book = read_book(run.numerics_json)
+    except (OSError, ValueError):
+        return {}
+    return {"skipped_steps": book.skipped, "rollbacks": len(book.rollbacks)}
+
+
+def _corruption(run: RunDir) -> str:
+    exam = read_examination(run.examination_json)
+    if exam is None:
+        return ""
+    if exam.open:
+        return f"steps {exam.from_step + 1} to {exam.to_step} are run again ({exam.stage})"
+    return f"{exam.finding}: {exam.why}"
+
+
 def _reason(seen: Seen, step: int, job: JobConfig | None) -> str:
-    early = job is not None and job.target is not None and job.target.stop and step < job.training.steps
+    early = job is not None and job.target is not None and job.target.stop and step < (job.steps or 0)
     return "its target was reached" if early and seen.state.state == "FINISHED" else seen.state.reason
 
 
@@ -161,9 +183,11 @@ def _planned_nodes(run: RunDir) -> int | None:
         return None
 
 
-def _durable(run: RunDir) -> tuple[int | None, int | None]:
+def _durable(run: RunDir, job: JobConfig | None) -> tuple[int | None, int | None]:
     """The newest in the run folder, and on the nodes' own disks."""
     try:
+        if job is not None and job.entry is not None:
+            return found.step if (found := newest_foreign(run, job.entry)) is not None else None, None
         local = newest_local(run)
         return newest_durable_step(run.checkpoints), local.step if local is not None else None
     except OSError:

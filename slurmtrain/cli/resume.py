@@ -52,6 +52,8 @@ def changed(run: RunDir, job: JobConfig, step: int | None, *, again: bool = Fals
     before = read_job(run.job_json)
     found = differences(plain(before), plain(job))
     check_changes(found, durable_step=step)
+    if job.entry is not None:
+        return found
     finished = run.finished.exists() and not again
     steps, done = job.training.steps, max(step or 0, _finished_at(run, before) if finished else 0)
     if finished and before.target is not None and done < before.training.steps and job.target == before.target:

@@ -17,6 +17,7 @@ from slurmtrain.cli.doors import Doors
 from slurmtrain.cli.facts import locate
 from slurmtrain.cli.options import Resume
 from slurmtrain.cli.resume import changed, check_name
+from slurmtrain.cli.script import refuse_for_script
 from slurmtrain.config.changes import Change, check_changes, differences, plain
 from slurmtrain.config.stored import read_job
 from slurmtrain.data.counting import check_source, source_of
@@ -56,12 +57,13 @@ def start_of(
         raise UserError("--from begins a new run and --resume goes on with one: give one of them")
     check_name(made.run, resume=resume is not None)
     if branch is not None:
+        refuse_for_script(made.job, "--from")
         return _branched(made, doors, branch, root)
     if resume is None:
         return Start()
     check_idle()
     with _one_line(made.run):
-        return _resumed(made, resume)
+        return _resumed(made, resume) if made.job.entry is None else _resumed_script(made, resume)
 
 
 def _resumed(made: Draft, resume: Resume) -> Start:
@@ -78,6 +80,15 @@ def _resumed(made: Draft, resume: Resume) -> Start:
     behind = [] if resume == "newest" else [step for step in steps_present(run.checkpoints) if resume == "none" or step > resume]
     words = "resume" if resume == "newest" else f"resume from {resume if resume == 'none' else f'step {resume}'}"
     return Start(resume=True, back_to=resume, behind=tuple(behind), note="; ".join([words, *map(str, found)]))
+
+
+def _resumed_script(made: Draft, resume: Resume) -> Start:
+    """A script goes on from what it finds."""
+    if resume != "newest":
+        refuse_for_script(made.job, f"--resume {resume}: move the checkpoints that it shall not find away, and say --resume alone")
+    found = changed(made.run, made.job, None)
+    _tell("changed since the run was last submitted", found)
+    return Start(resume=True, note="; ".join(["resume", *map(str, found)]))
 
 
 def _branched(made: Draft, doors: Doors, word: str, root: Path | None) -> Start:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from slurmtrain.config.base import Frozen, Positive
+from slurmtrain.config.base import Frozen, NonNegativeFloat, Positive
 from slurmtrain.config.values import Line, RuleError
 
 Convention = Literal["megatron", "torchtitan"]
@@ -91,6 +91,8 @@ class EntryConfig(Frozen):
     """By what the script is told to save and leave."""
     ranks_per_node: Positive | None = None
     """Default: one for each GPU."""
+    silent_s: NonNegativeFloat = 1800.0
+    """Where `progress` tells of steps: how long the script may print nothing before it counts as hanging; 0: for ever."""
     mpi: bool = False
     """The script itself starts MPI."""
 
@@ -98,11 +100,6 @@ class EntryConfig(Frozen):
         """With its convention's values, and the defaults, for all that was left out."""
         base: dict[str, Any] = {"progress_rank": "first", "stop_signal": "TERM", **CONVENTIONS.get(self.convention or "", {})}
         return self.model_copy(update={key: value for key, value in base.items() if getattr(self, key) is None})
-
-    @property
-    def tells(self) -> bool:
-        """Whether there is anything by which steps could be seen from outside."""
-        return bool(self.progress or self.progress_files or self.checkpoint or self.newest_file)
 
 
 CONVENTIONS: Mapping[str, Mapping[str, str]] = {

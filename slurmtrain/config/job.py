@@ -105,6 +105,7 @@ if TYPE_CHECKING:
     _Training = TrainingConfig
 else:
     _Model, _Data, _Training = ModelConfig | None, DataConfig | None, TrainingConfig | None
+_LEFT_OUT: Any = None
 
 
 class JobConfig(Frozen):
@@ -116,9 +117,9 @@ class JobConfig(Frozen):
     v: Version = FORMAT_VERSION
     run: RunConfig
     entry: EntryConfig | None = None
-    model: _Model = Field(default=None)
-    data: _Data = Field(default=None)
-    training: _Training = Field(default=None)
+    model: _Model = Field(default=_LEFT_OUT)
+    data: _Data = Field(default=_LEFT_OUT)
+    training: _Training = Field(default=_LEFT_OUT)
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

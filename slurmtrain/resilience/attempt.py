@@ -97,12 +97,13 @@ def _before(c: Composition, record: AttemptRecord) -> AttemptRecord | None:
 
 
 def _watch(c: Composition, record: AttemptRecord, plan: Plan) -> Watch:
-    times, training = c.setup.site.timeouts, c.setup.job.training
+    times, job = c.setup.site.timeouts, c.setup.job
     limits = Limits(
         start_s=times.start_timeout_s,
         grace_s=times.exit_grace_s,
         stop_s=times.collective_timeout_s + times.start_timeout_s,
         kill_wait_s=c.allocation.setting("KillWait", KILL_WAIT_DEFAULT_S),
+        one_by_one=job.entry is not None,
     )
     return Watch(
         c.run,
@@ -114,8 +115,8 @@ def _watch(c: Composition, record: AttemptRecord, plan: Plan) -> Watch:
         allocation=c.allocation,
         signals=c.signals,
         say=c.say,
-        steps=training.steps,
-        tokens_per_step=training.global_batch * training.sequence_length,
+        steps=job.steps or 0,
+        tokens_per_step=job.tokens_per_step,
         guard=make_guard(c, record, plan),
     )
 

@@ -28,6 +28,8 @@ class Limits:
     grace_s: float
     stop_s: float
     kill_wait_s: float
+    one_by_one: bool = False
+    """Ranks of a user's script may finish long after one another."""
 
     @property
     def after_term_s(self) -> float:
@@ -127,7 +129,7 @@ def _over(view: View, limits: Limits) -> Iterator[EndStep]:
         yield EndStep(f"Slurm kills what is left {limits.kill_wait_s:.0f} s after TERM", 0.0)
     if view.fault_at is not None and now - view.fault_at >= grace:
         yield EndStep(f"ranks were left {grace:.0f} s after the first fault", grace)
-    if view.record_at is not None and now - view.record_at >= 4 * grace:
+    if view.record_at is not None and not limits.one_by_one and now - view.record_at >= 4 * grace:
         yield EndStep(f"ranks were left {4 * grace:.0f} s after the first had ended", grace)
     if view.asked_at is not None and now - view.asked_at >= limits.stop_s:
         yield EndStep(f"ranks did not stop within {limits.stop_s:.0f} s", grace)
@@ -149,6 +151,11 @@ def _ask(view: View) -> Ask | None:
         return Ask("requeue", "TERM from Slurm: saving what it leaves time for")
     if view.notices:
         return Ask("requeue", "USR2: saving before the job's end")
+    return _ask_ourselves(view)
+
+
+def _ask_ourselves(view: View) -> Ask | None:
+    """Where nobody asks."""
     if view.stop_at is not None and view.wall >= view.stop_at and view.steps_done:
         return Ask("requeue", "the job's end is near: saving", deadline=True)
     if view.slow:

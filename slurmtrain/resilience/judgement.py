@@ -19,6 +19,7 @@ from slurmtrain.resilience.tracker import Tracker
 from slurmtrain.resilience.verdict import gone_nodes
 from slurmtrain.resilience.watch import Watched
 from slurmtrain.steps.launcher import Step
+from slurmtrain.store.foreign import newest_foreign
 from slurmtrain.store.local import newest_step
 from slurmtrain.telemetry.causes import Cause
 from slurmtrain.telemetry.errorcause import cause_of_error
@@ -79,7 +80,7 @@ def evidence_of(c: Composition, record: AttemptRecord, watched: Watched, tracker
         spoke=spoke,
         asked=watched.asked,
         down=_down_now(c, record, spoke=spoke),
-        complete=durable_step(c) == c.setup.job.training.steps,
+        complete=c.setup.job.steps is not None and durable_step(c) == c.setup.job.steps,
         log=last_words(attempt, words),
         ended_because=watched.ended_because,
         launcher_signal=_signal_name(step.poll()),
@@ -133,7 +134,10 @@ def _tail(path: Path) -> str:
 
 def durable_step(c: Composition) -> int | None:
     """The newest checkpoint's step, on the nodes' own disks too; None where there is none, or none can be seen."""
+    entry = c.setup.job.entry
     try:
+        if entry is not None:
+            return found.step if (found := newest_foreign(c.run, entry)) is not None else None
         return newest_step(c.run)
     except OSError:
         return None

@@ -39,10 +39,13 @@ def event_line(event: Event, *, steps: int, tokens_per_step: int) -> str | None:
 def _step(event: Event, steps: int, tokens_per_step: int) -> str:
     f = event.fields
     speed = tokens_per_s(f, tokens_per_step)
-    shown = [f"loss {number(f.get('loss'), '.4f')}", f"grad {number(f.get('grad_norm'), '.3f')}", f"lr {number(f.get('lr'), '.2e')}"]
+    forms = (("loss", "loss", ".4f"), ("grad", "grad_norm", ".3f"), ("lr", "lr", ".2e"))
+    shown = [f"{label} {number(f[name], form)}" for label, name, form in forms if name in f]
     shown += [f"{format_count(speed)} tokens/s"] if speed else []
     shown += [f"MFU {mfu:.1%}"] if isinstance(mfu := f.get("mfu"), float) else []
-    return f"step {f.get('step')}/{steps}  " + "  ".join([*shown, f"{number(f.get('step_s'), '.3f')} s"])
+    shown += [f"{number(f['step_s'], '.3f')} s"] if "step_s" in f else []
+    of = steps or f.get("steps")
+    return "  ".join([f"step {f.get('step')}{f'/{of}' if of else ''}", *shown, *(["again"] if f.get("replay") else [])])
 
 
 def _start(event: Event, _steps: int, _tokens: int) -> str:
@@ -55,11 +58,12 @@ def _save(event: Event, _steps: int, _tokens: int) -> str:
     f = event.fields
     size, stall, whole = f.get("bytes"), f.get("seconds"), f.get("write_s")
     behind = isinstance(stall, float) and isinstance(whole, float) and stall < 0.9 * whole  # written while training went on
-    shown = [f"in {number(whole if behind else stall, '.2f')} s"]
+    shown = [f"in {number(whole if behind else stall, '.2f')} s"] if stall is not None else []
     shown += [format_size(size)] if isinstance(size, (int, float)) else []
     shown += [f"training stood still for {number(stall, '.2f')} s"] if behind else []
     where = " on the nodes' own disks" if f.get("tier") == "local" else ""
-    return "; ".join([f"checkpoint of step {f.get('step')}{where} {', '.join(shown)}", *map(str, f.get("notes") or [])])
+    told = f"checkpoint of step {f.get('step')}{where} {', '.join(shown)}".rstrip()
+    return "; ".join([told, *map(str, f.get("notes") or [])])
 
 
 def _interval(event: Event, _steps: int, _tokens: int) -> str:

@@ -51,18 +51,19 @@ def _python_path(setup: Setup, known: Mapping[str, str]) -> str:
 def rank_spec(
     setup: Setup, attempt: int, nodes: Sequence[str], job_id: str, allocation: Mapping[str, str], *, command: Sequence[str] | None = None
 ) -> StepSpec:
-    """The step of the world; `command`: what each rank runs (default: the trainer)."""
-    site, slurm = setup.site, setup.site.slurm
+    """The step of the world; `command`: what each rank runs (default: the trainer, or what looks after the job's own script)."""
+    site, slurm, plan, entry = setup.site, setup.site.slurm, setup.plan, setup.job.entry
+    program = "slurmtrain.train" if entry is None else "slurmtrain.entry.rank"
     binding = [f"--{kind}={value}" for kind, value in (("cpu-bind", slurm.cpu_bind), ("gpu-bind", slurm.gpu_bind)) if value]
     return StepSpec(
-        command=tuple(command or (setup.python, "-u", "-m", "slurmtrain.train", str(setup.run.path))),
+        command=tuple(command or (setup.python, "-u", "-m", program, str(setup.run.path))),
         nodes=tuple(nodes),
-        tasks_per_node=setup.plan.gpus_per_node,
+        tasks_per_node=plan.tasks_per_node,
         output=setup.run.attempt(attempt).path / "node-%n.log",
         job_id=job_id,
-        cpus_per_task=site.node.cpus_per_gpu,
-        gpus_per_node=setup.plan.gpus_per_node if slurm.gpus_option else 0,
-        mpi=slurm.mpi,
+        cpus_per_task=site.node.cpus_per_gpu * plan.gpus_per_node // plan.tasks_per_node,
+        gpus_per_node=plan.gpus_per_node if slurm.gpus_option else 0,
+        mpi=slurm.mpi if entry is None or entry.mpi else "none",
         environment=rank_environment(setup, attempt, allocation),
         cwd=setup.run.code,
         options=tuple(binding),

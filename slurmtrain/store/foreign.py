@@ -70,7 +70,7 @@ def _walk(
 
 def _names(folder: Path) -> list[str]:
     try:
-        return os.listdir(folder)
+        return [entry.name for entry in os.scandir(folder)]
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from slurmtrain.errors import one_line
 from slurmtrain.rundir import RunDir
+from slurmtrain.telemetry.tracking import run_id
 
 _INIT_S = 60
 
@@ -22,12 +22,10 @@ class WeightsAndBiases:
     def __init__(self, project: str, run: RunDir, config: Mapping[str, Any], note: Callable[[str], None]) -> None:
         import wandb  # noqa: PLC0415 an optional extra
 
-        identity = hashlib.blake2b(str(run.path).encode(), digest_size=8).hexdigest()
-
         def begun(mode: str | None) -> Any:
             # No copy of stdout, and no lines of its own in it: the supervisor's are the run's log.
             settings = wandb.Settings(console="off", silent=True, init_timeout=_INIT_S)
-            words = {"project": project, "name": run.name, "id": identity, "resume": "allow", "dir": str(run.path), "config": dict(config)}
+            words = {"project": project, "name": run.name, "id": run_id(run), "resume": "allow", "dir": str(run.path), "config": dict(config)}
             return wandb.init(**words, mode=mode, settings=settings)
 
         try:
