@@ -15,7 +15,8 @@
         CorruptCheckpointError      bytes on disk are not the bytes that were written
           UnreadableCheckpointError the system does not let them be read: another day it may
       DataError                     a token file is missing, short or damaged
-      NonFiniteError                the loss or the gradient norm is not a finite number
+      NonFiniteError                the loss or the gradient norm is not a finite number, or the loss is a spike
+      SilentCorruptionError         replicas of the same parameters differ
 
 A programmer's mistake is an assert or a plain built-in exception, never one of these.
 """
@@ -113,6 +114,13 @@ class DataError(SlurmtrainError):
 
 class NonFiniteError(SlurmtrainError):
     """The loss or the gradient norm is not a finite number; training ends before anything is updated."""
+
+
+class SilentCorruptionError(SlurmtrainError):
+    """What replicas hold is not equal bit for bit: some rank's memory, device or program is wrong."""
+
+    category = "silent_corruption"
+    """Of telemetry.causes."""
 
 
 def one_line(text: str, limit: int = 300) -> str:

@@ -148,6 +148,18 @@ class LocalSaves:
         self._thread = threading.Thread(target=self._run, args=(self._group, header, stall_s), name="local-save", daemon=True)
         self._thread.start()
 
+    def forget_after(self, step: int) -> None:
+        """On each rank, when nothing is under way on any: the run has gone back to this step, what was saved of later ones goes.
+
+        Raises OSError.
+        """
+        assert not self.busy
+        later = [one for one, _ in self._kept if one > step]
+        self._kept = [(one, attempt) for one, attempt in self._kept if one <= step]
+        self._whole = {one for one in self._whole if one <= step}
+        for one in later if self._ground.seat.first else ():
+            withdraw(self._ground.local, one, self._calls)
+
     def report(self, word: Report | Failure | None) -> None:
         """What this rank's writer has written, or why not; None: another one writes for this rank. The first word counts."""
         if self._awaited:

@@ -52,10 +52,12 @@ def restore(
     *,
     policy: Policy = "full",
     step: int | None = None,
+    at_most: int | None = None,
     set_aside: SetAside | None = None,
     rival: Rival | None = None,
 ) -> Found | None:
-    """Load the newest checkpoint in a folder that can be loaded, or that of `step` alone; None where there is none.
+    """Load the newest checkpoint in a folder that can be loaded, of those up to step `at_most`, or that of `step` alone; None where there
+    is none.
 
     Called by all ranks. `load` fills a rank's tensors, comparing bytes by the same policy (`PartReader`); no collective belongs in it,
     for it may fail on one rank alone, and it may be called again with an older checkpoint. One that raises CorruptCheckpointError on
@@ -63,7 +65,7 @@ def restore(
     CorruptCheckpointError where there are checkpoints in the folder and none can be loaded, or that of `step` cannot. Those of `rival`
     are tried in their turn, before one of the same step.
     """
-    search, nearer = _Search(run_checkpoints, policy, step), rival or _NONE
+    search, nearer = _Search(run_checkpoints, policy, step, at_most), rival or _NONE
     offer = group.broadcast(captured(search.offer) if group.rank == 0 else None)
     while True:
         if _goes_first(nearer.newest, offer):
@@ -158,6 +160,7 @@ class _Search:
     folder: Path
     policy: Policy
     step: int | None
+    at_most: int | None = None
     passed: list[tuple[int, str, bool]] = field(default_factory=list)
     """Step, why, and whether it is damaged."""
     loose: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -200,7 +203,7 @@ class _Search:
         for _ in range(LOOKS):
             self._gone = []
             for step, folder in folders_present(self.folder):
-                if step in {one for one, _, _ in self.passed} or (self.step is not None and step != self.step):
+                if step in {one for one, _, _ in self.passed} or not self._meant(step):
                     continue
                 data = self._looked_at(step, folder)
                 if data is not None:
@@ -208,6 +211,9 @@ class _Search:
                     yield _Offer(step, folder, data, tuple((one, why) for one, why, _ in self.passed))
             if not self._gone:
                 return
+
+    def _meant(self, step: int) -> bool:
+        return (self.step is None or step == self.step) and (self.at_most is None or step <= self.at_most)
 
     def _looked_at(self, step: int, folder: Path) -> bytes | None:
         """The bytes of a manifest that fits what is in its folder."""

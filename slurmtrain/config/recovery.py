@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -38,29 +38,37 @@ class StragglerConfig(Frozen):
 
 
 class NumericsConfig(Frozen):
-    """What is done about losses and gradient norms that are not finite, or far from all before."""
+    """What is done about losses and gradient norms that are not finite, or far above all before. All ranks decide alike.
+
+    fp16's overflows are no faults while the loss scale can be lowered.
+    """
 
     skip_steps: NonNegative = 0
-    """Steps in a row that are left out, before anything else is tried."""
+    """Bad steps in a row that are left out, before anything else is tried: no update, no step of the schedule; the data go on."""
     rollbacks: NonNegative = 0
-    """How often the run may go back to its last good checkpoint; 0: it ends."""
+    """How often, in the life of the run, it may go back to its last good checkpoint; then it ends."""
+    older_by: NonNegative = 0
+    """Go back to a checkpoint at least so many steps older than the first bad step: a spike may have begun before it was seen."""
     skip_data: bool = False
-    """After going back, leave out the data between that checkpoint and the fault."""
+    """After going back, leave out the samples between that checkpoint and the fault."""
     lr_factor: PositiveFloat = 1.0
     """After going back, multiply the learning rate, for `for_steps` steps."""
-    raise_precision: bool = False
-    """After going back, compute in fp32 for `for_steps` steps."""
     for_steps: Positive = 100
     spike_zscore: NonNegativeFloat = 0.0
-    """A loss so many standard deviations above the mean of the last `spike_window` counts as a fault, too; 0: none does."""
-    spike_window: Positive = 100
+    """A loss so many standard deviations above the mean of the last `spike_window` steps is a fault, too; 0: none is."""
+    spike_window: Annotated[int, Field(ge=2, le=10_000)] = 100
+
+    @property
+    def active(self) -> bool:
+        """Whether anything but an end may come of a fault, or more than what is not finite is one."""
+        return bool(self.skip_steps or self.rollbacks or self.spike_zscore)
 
 
 class CorruptionConfig(Frozen):
     """Silent corruption: what data-parallel replicas hold must be equal bit for bit."""
 
     every_steps: NonNegative = 0
-    """Compare parameters and moments so often; 0: never."""
+    """Compare parameters and moments so often, and before every save; 0: never."""
 
 
 class RecoveryConfig(Frozen):
@@ -77,7 +85,8 @@ class RecoveryConfig(Frozen):
     budgets: dict[Line, NonNegative] = Field(default_factory=dict)
     """Attempts that may end by a cause, without a newer checkpoint between them: {rank_crash = 5}; others keep the defaults."""
     backoff_s: NonNegativeFloat = 10.0
-    """Pause after the first fault of a cause that may come from the code; doubled by each further one, up to `backoff_max_s`."""
+    """Pause after the second fault of a cause that may come from the code (the first is followed at once); doubled by each further one,
+    up to `backoff_max_s`."""
     backoff_max_s: NonNegativeFloat = 600.0
     exclude_hours: PositiveFloat = 24.0
     """How long a node that failed is avoided."""

@@ -11,7 +11,7 @@ Replicas agreed at step `from_step` and differed at `to_step`. The steps between
 | repeat | a suspect rank differs again | exchange: a suspect's node changes places with another |
 | exchange | the moved node's ranks differ, the rank that it had before does not | closed, persistent: the node is avoided from now on |
 | exchange | equal up to `to_step` | closed, persistent, too: twice with this node in its place, and not without |
-| exchange | the rank that it had before differs again, on another node | closed, software; undecided where two ranks are suspects of each other |
+| exchange | the rank that it had before differs again, on another node | closed, software; undecided where two are suspects of each other |
 | exchange | anything else; or the node could not be moved | closed, undecided |
 
 Two replicas that differ are suspects of each other; of three and more the odd one is outvoted.
@@ -30,7 +30,7 @@ from slurmtrain.atomic import to_json
 EXAMINATION_VERSION = 1
 Stage = Literal["repeat", "exchange", "closed"]
 Finding = Literal["", "transient", "persistent", "software", "undecided"]
-"""transient: it came once. persistent: it goes with a node. software: it stays with a rank, whatever the node. undecided: cannot be told."""
+"""transient: it came once. persistent: it goes with a node. software: it stays with a rank. undecided: cannot be told."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,7 @@ class Examination:
 def differed(before: Examination | None, sight: Sight) -> Examination:
     """Replicas were seen to differ."""
     if before is None or not before.open:
-        return Examination(
-            "repeat", sight.equal_at, sight.step, sight.suspects, sight.certain, sight.nodes, attempts=(sight.attempt,)
-        )
+        return Examination("repeat", sight.equal_at, sight.step, sight.suspects, sight.certain, sight.nodes, attempts=(sight.attempt,))
     seen = replace(before, attempts=(*before.attempts, sight.attempt))
     again = _ranks(sight.suspects) & _ranks(before.suspects)
     if before.stage == "exchange":

@@ -71,7 +71,9 @@ def _interval(event: Event, _steps: int, _tokens: int) -> str:
     seconds, mtbf = f.get("seconds"), f.get("mtbf_s")
     if not isinstance(seconds, (int, float)) or not isinstance(mtbf, (int, float)):
         return "the interval between checkpoints was worked out anew"
-    why = f"a save takes {number(f.get('stall_s'), '.3g')} s, {counted(int(f.get('nodes', 0)), 'node')} meet a failure in {mtbf / 3600:.3g} h"
+    why = (
+        f"a save takes {number(f.get('stall_s'), '.3g')} s, {counted(int(f.get('nodes', 0)), 'node')} meet a failure in {mtbf / 3600:.3g} h"
+    )
     seen = f"{f.get('failures')} seen in {number(f.get('node_days'), '.3g')} node-days"
     return f"checkpoints every {format_duration(seconds)} from here on: {why} ({seen})"
 
@@ -127,6 +129,8 @@ def _eval(event: Event, _steps: int, _tokens: int) -> str:
 
 def _skip(event: Event, _steps: int, _tokens: int) -> str:
     f = event.fields
+    if f.get("cause") in {"nonfinite", "spike"}:
+        return f"{f.get('why')}; skipped, {f.get('in_row')} of {f.get('skip_steps')} in a row, {f.get('skipped')} in all"
     scale, after = number(f.get("scale"), ".6g"), number(f.get("next_scale"), ".6g")
     return f"step {f.get('step')} was skipped: gradients overflowed at loss scale {scale}; {after} from here on"
 
@@ -139,6 +143,30 @@ def _target(event: Event, _steps: int, _tokens: int) -> str:
     took += [f"{number(f.get('gpu_hours'), '.4g')} GPU-hours"]
     reached = f"target reached at step {f.get('step')}: {f.get('metric')} {number(f.get('value'), '.4f')}"
     return f"{reached} is below {number(f.get('below'), 'g')}, after {', '.join(took)}"
+
+
+def _rollback(event: Event, _steps: int, _tokens: int) -> str:
+    f = event.fields
+    changed = f.get("changed") or {}
+    told = [f"learning rate x {number(changed.get('lr_factor'), 'g')} up to step {changed.get('until')}"] if "lr_factor" in changed else []
+    if isinstance(span := changed.get("left_out"), list) and len(span) == 2:
+        told.append(f"samples {span[0]} to {span[1]} left out")
+    back = f"{f.get('why')}; back to step {f.get('to')}, rollback {f.get('number')} of {f.get('rollbacks')}"
+    return f"{back}: {', '.join(told)}" if told else back
+
+
+def _corruption(event: Event, _steps: int, _tokens: int) -> str:
+    f = event.fields
+    suspects = [one for one in f.get("suspects") or [] if isinstance(one, Mapping)]
+    names = [f"rank {one.get('rank')} on {one.get('node')}, GPU {one.get('gpu')}" for one in suspects]
+    doubt = "" if f.get("certain") else " (one of them)"
+    step = f.get("step")
+    what = f"replicas differ after step {step}: {'; '.join(names)}{doubt}" if names else f"replicas are equal at step {step}"
+    if f.get("finding"):
+        return f"silent corruption: {what}; {f.get('finding')}: {f.get('why')}"
+    again = f.get("again") or [None, None]
+    how = "on the same nodes" if f.get("stage") == "repeat" else "with a node exchanged"
+    return f"silent corruption: {what}; steps {again[0]} to {again[1]} are run again {how}"
 
 
 def _note(event: Event, _steps: int, _tokens: int) -> str:
@@ -159,6 +187,8 @@ _LINES: Mapping[str, Callable[[Event, int, int], str | None]] = {
     "finish": _finish,
     "eval": _eval,
     "skip": _skip,
+    "rollback": _rollback,
+    "corruption": _corruption,
     "target": _target,
     "note": _note,
 }

@@ -17,6 +17,7 @@ from slurmtrain.resilience.allocation import Grant
 from slurmtrain.resilience.calls import called_away, stopped_by
 from slurmtrain.resilience.classify import Verdict
 from slurmtrain.resilience.composition import Composition
+from slurmtrain.resilience.examination import placed, read_examination
 from slurmtrain.resilience.exclude import Blame, avoid, read_exclusions, unfit
 from slurmtrain.resilience.nodecheck import Check, CheckResult, Wanted, write_nonce
 from slurmtrain.resilience.nodes import Learnt, Standing, silent_nodes, stand, stepped_in
@@ -62,7 +63,7 @@ def begin(c: Composition, owner: Owner, learnt: Learnt) -> AttemptRecord:
         c.say(f"nobody watches the nodes: {error}")
     there = standing(c, learnt, grant)
     plan = layout(c, there.usable)
-    chosen = choose(plan, there.usable, c.allocation.places(grant.nodes), there.avoided)
+    chosen, _ = _examined(c, choose(plan, there.usable, c.allocation.places(grant.nodes), there.avoided), there.avoided)
     record = AttemptRecord(
         attempt=owner.attempt,
         job_id=c.allocation.job_id,
@@ -105,7 +106,9 @@ def check(c: Composition, record: AttemptRecord, learnt: Learnt) -> tuple[Attemp
         return _too_few(result)
     places, avoided = c.allocation.places(fit), {n: why for n, why in there.avoided.items() if n in fit}
     plan = layout(c, fit)
-    chosen = choose(plan, fit, places, avoided)
+    chosen, examined = _examined(c, choose(plan, fit, places, avoided), avoided)
+    if examined:
+        c.say(examined)
     c.say(f"{counted(len(fit), 'node')} checked in {result.seconds:.1f} s")
     first = result.answers[chosen.nodes[0]]
     complete = replace(
@@ -126,6 +129,13 @@ def check(c: Composition, record: AttemptRecord, learnt: Learnt) -> tuple[Attemp
         c.disk.write(c.run.attempt(record.attempt).plan_json, own)
         c.say(f"smaller than planned: {plan.nodes} of {c.setup.plan.nodes} nodes, dp {plan.dp}, {plan.microbatches} micro-batches a rank")
     return complete, plan
+
+
+def _examined(c: Composition, chosen: Chosen, avoided: Mapping[str, str]) -> tuple[Chosen, str]:
+    """The nodes in the order that the examination of a silent corruption wants, where one is open; and a line about it."""
+    able = [node for node in chosen.spares if node not in avoided]
+    nodes, spares, words = placed(read_examination(c.run.examination_json), chosen.nodes, able)
+    return replace(chosen, nodes=nodes, spares=(*spares, *(node for node in chosen.spares if node in avoided))), words
 
 
 def avoid_nodes(c: Composition, learnt: Learnt, blames: Sequence[Blame], attempt: int) -> None:

@@ -58,7 +58,7 @@ class Book:
 
     def position(self, at: int) -> int:
         """Where the next step reads when it would read at this position."""
-        ends = {}
+        ends: dict[int, int] = {}
         for one in self.rollbacks:
             if one.left_out is not None:
                 start, end = one.left_out

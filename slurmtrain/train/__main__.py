@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from slurmtrain.checkpoint.forkserver import start_forkserver
@@ -18,10 +19,11 @@ from slurmtrain.errors import SlurmtrainError
 from slurmtrain.rundir import RunDir
 from slurmtrain.runtime.bootstrap import start_world
 from slurmtrain.runtime.finish import exit_process, guarded, leave
+from slurmtrain.runtime.flight import answer_flights
 from slurmtrain.runtime.identity import attempt_number
 from slurmtrain.runtime.startup import Startup, process_age_s
 from slurmtrain.runtime.world import Standing
-from slurmtrain.telemetry.heartbeat import open_heart
+from slurmtrain.telemetry.heartbeat import heartbeat_dir, node_name, open_heart
 from slurmtrain.telemetry.sink import EventSink
 from slurmtrain.train.stopping import StopFlag, Watcher, install_handlers
 
@@ -55,6 +57,8 @@ def train(run: RunDir, attempt: int, flag: StopFlag, standing: Standing, unheard
     startup = Startup(clock, process_age_s())
     forkserver = start_forkserver() if saves_beside(run) else None
     world = start_world(run, os.environ, standing, startup.passed)
+    with suppress(OSError):  # no memory for it: the heart has said so
+        answer_flights(heartbeat_dir(run.path, attempt, node_name(os.environ)))
 
     from slurmtrain.train.loop import Loop  # noqa: PLC0415 torch only from here on
     from slurmtrain.train.session import open_session  # noqa: PLC0415
@@ -63,7 +67,7 @@ def train(run: RunDir, attempt: int, flag: StopFlag, standing: Standing, unheard
     if watcher is not None:
         watcher.start()
     startup.passed("python")
-    session = open_session(run, world, flag, clock, forkserver, standing.heart)
+    session = open_session(run, world, flag, clock, forkserver, heart=standing.heart)
     sink = EventSink(run.event_file(world.node_index), clock, attempt, world.rank) if world.local_rank == 0 else None
     if sink is not None and unheard:
         sink.emit("note", text=unheard)

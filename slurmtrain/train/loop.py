@@ -8,7 +8,7 @@ from typing import Any, Literal
 from slurmtrain.checkpoint.saver import Header
 from slurmtrain.checkpoint.state import TensorSource
 from slurmtrain.clock import Clock
-from slurmtrain.errors import NonFiniteError, OwnershipError, one_line
+from slurmtrain.errors import OwnershipError, one_line
 from slurmtrain.resilience.records import read_attempt
 from slurmtrain.runtime.startup import Startup
 from slurmtrain.runtime.world import Standing
@@ -17,11 +17,14 @@ from slurmtrain.telemetry.exitfile import StopReason, is_follower
 from slurmtrain.telemetry.sink import EventSink
 from slurmtrain.train.drills import open_drills
 from slurmtrain.train.evaluate import Interrupted
+from slurmtrain.train.examine import Examiner, open_examiner
 from slurmtrain.train.feed import step_batch
 from slurmtrain.train.metrics import Figures, pack
+from slurmtrain.train.numerics import Fault, Verdict
 from slurmtrain.train.pace import Pace, make_pace
 from slurmtrain.train.profile import Profiler
 from slurmtrain.train.recorder import Recorder
+from slurmtrain.train.rollback import go_back, note_skip
 from slurmtrain.train.saving import Saves, Surroundings
 from slurmtrain.train.session import Session
 from slurmtrain.train.state import Holdings, to_state
@@ -41,9 +44,7 @@ class Ending:
 class Loop:
     """Trains a session to its end."""
 
-    def __init__(
-        self, session: Session, standing: Standing, sink: EventSink | None, clock: Clock, startup: Startup | None = None
-    ) -> None:
+    def __init__(self, session: Session, standing: Standing, sink: EventSink | None, clock: Clock, startup: Startup | None = None) -> None:
         self._session, self._standing, self._clock = session, standing, clock
         self._recorder = Recorder(session, sink, clock, startup)
         here = Surroundings(session.run, session.flag, session.group, clock, self._tell_of_save, session.phases.at)
@@ -57,6 +58,7 @@ class Loop:
         standing.step = session.progress.step
         world = session.world
         session.step.drills = open_drills(session.run, world.attempt, world.rank, session.built.parameters, clock)
+        self._examiner: Examiner | None = None
         self._profiler: Profiler | None = None
         if session.job.metrics.profile is not None:
             trace = session.run.trace(session.world.attempt, session.world.rank)
@@ -74,9 +76,12 @@ class Loop:
         return self._session.progress.step
 
     def run(self) -> Ending:
-        """Collective. Raises NonFiniteError and OwnershipError on all ranks alike; any other error ends this rank alone."""
+        """Collective. Raises NonFiniteError, SilentCorruptionError and OwnershipError on all ranks alike; any other error ends this rank
+        alone.
+        """
         try:
             self._recorder.announce()
+            self._examiner = open_examiner(self._session, self._recorder.once, self._clock)
             self._saves.prepare()
             ending = self._train()
             if self._profiler is not None:
@@ -102,8 +107,12 @@ class Loop:
             with heart.at("save"):  # it may touch the shared folder
                 self._saves.look()
             result = self._one_step()
+            if result is None:
+                continue
             if result.heard.disowned:
                 raise self._disowned()
+            if self._examiner is not None:
+                self._examiner.after(progress.step)
             stop = result.heard.stop or self._measured(result)
             over = progress.step >= steps or self._reached()
             self._saves.after(result.heard, ending=over or stop is not None)
@@ -120,20 +129,24 @@ class Loop:
         self._recorder.emit("finish", step=progress.step, **({"reason": why} if why else {}))
         return Ending("finished", progress.step, why)
 
-    def _one_step(self) -> StepResult:
+    def _one_step(self) -> StepResult | None:
+        """None: its numbers went wrong, and the run went back to a checkpoint."""
         session, progress, number = self._session, self._session.progress, self._session.progress.step + 1
         riders = pack(self._figures(), session.world.rank, session.world.size)
-        start, position = self._clock.monotonic(), session.batches.position
+        start, position = self._clock.monotonic(), self._seek()
         if self._profiler is not None:
             self._profiler.before(number)
         with session.phases.at("data"):
             batch = step_batch(next(session.batches), session.world.device)
-        try:
-            result = session.step(number, batch, riders)
-        except NonFiniteError as error:
-            self._saves.settle()
-            durable = "there is none" if self._saves.durable is None else f"step {self._saves.durable}"
-            raise NonFiniteError(f"{error}; nothing was updated; last durable checkpoint: {durable}") from None
+        result = session.step(number, batch, riders, lr_factor=session.numerics.book.lr_factor(number))
+        if result.fault is not None and not result.heard.disowned:
+            verdict = session.numerics.failed(number)
+            if verdict != "skip":
+                self._go_back(number, result.fault, verdict)
+                return None
+            note_skip(session)
+        elif not result.skipped:
+            session.numerics.passed(result.loss)
         progress.step, progress.position = number, session.batches.position
         progress.tokens += result.tokens
         self._standing.step, self._last = number, result
@@ -144,6 +157,23 @@ class Loop:
         places = (progress.position - position) * session.job.training.sequence_length
         self._recorder.step(number, result, seconds=seconds, places=places)
         return result
+
+    def _seek(self) -> int:
+        """Where the next step reads: past what a way back to a checkpoint left out."""
+        batches = self._session.batches
+        if (at := self._session.numerics.book.position(batches.position)) != batches.position:
+            batches.seek(at, self._session.progress.step)
+        return at
+
+    def _go_back(self, number: int, fault: Fault, verdict: Verdict) -> None:
+        """To the last good checkpoint. Raises NonFiniteError where the verdict is the end, or there is no such checkpoint."""
+        start, session = self._clock.monotonic(), self._session
+        with self._standing.heart.at("load"):
+            way = go_back(session, self._saves, fault, number, verdict=verdict, clock=self._clock)
+        self._standing.step, self._last, self._counted_at = way.to, None, self._clock.monotonic()
+        if self._examiner is not None:
+            self._examiner.went_back(way.to)
+        self._recorder.rollback(way, fault.text, self._clock.monotonic() - start)
 
     def _figures(self) -> Figures | None:
         """Of the step before, where this attempt made it; what was measured before its first step belongs to none."""
@@ -213,11 +243,17 @@ class Loop:
         self._session.marks.gpu_s += (now - self._counted_at) * self._session.world.size
         self._counted_at = now
 
+    def verify(self) -> None:
+        """Before a save. Raises SilentCorruptionError, on all ranks alike, where replicas differ."""
+        if self._examiner is not None:
+            self._examiner.compare(self._session.progress.step)
+
     def header(self) -> Header:
         session, progress = self._session, self._session.progress
         self._count_time()
         scale = session.scaler.state() if session.scaler is not None else {}
-        state = to_state(progress, session.source, session.optimizer.updates, {**session.marks.to_state(), **scale, **session.made_by})
+        more = {**session.marks.to_state(), **session.numerics.to_state(), **scale, **session.made_by}
+        state = to_state(progress, session.source, session.optimizer.updates, more)
         return Header(
             progress.step, session.world.attempt, progress.tokens, self._clock.time(), session.plan.model_dump(mode="json"), state
         )

@@ -45,7 +45,9 @@ class Pace:
         self._nodes, self._site_rate, self._restart_s, self._before = nodes, site_rate, restart_s, before
         self._clock, self._tell = clock, tell
         self._stalls: dict[int, float] = {-number: stall for number, stall in enumerate(reversed(list(stalls)), 1)}
-        self._began = self._since = self._looked = clock.monotonic()
+        self._began = self._since = clock.monotonic()
+        self._looked: float | None = None
+        """When the step under way began."""
         self._steps: deque[float] = deque(maxlen=_NEWEST_STEPS)
         self._told: float | None = None
         self.seconds = FIRST_S
@@ -55,8 +57,7 @@ class Pace:
         now = self._clock.monotonic()
         if self._told is None:
             self._work_out()
-        if self._looked > self._since:
-            self._steps.append(now - self._looked)
+        self._step_ended(now)
         self._looked = now
         return now - self._since + 1.5 * self.step_s >= self.seconds
 
@@ -65,9 +66,18 @@ class Pace:
         """Seconds of a step, its share of all that comes between steps included; 0: not known yet."""
         return median(self._steps) if self._steps else 0.0
 
+    def saving(self) -> None:
+        """After a step a save begins."""
+        self._step_ended(self._clock.monotonic())
+
     def saved(self) -> None:
-        """A save has begun and training goes on: from here the time counts."""
-        self._since = self._looked = self._clock.monotonic()
+        """Training goes on: from here the time counts."""
+        self._since = self._clock.monotonic()
+
+    def _step_ended(self, now: float) -> None:
+        if self._looked is not None:
+            self._steps.append(now - self._looked)
+        self._looked = None
 
     def learn(self, step: int, stall_s: float) -> None:
         """What the save of a step has cost; of one that went to two places the longer time."""

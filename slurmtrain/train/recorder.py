@@ -8,10 +8,12 @@ from typing import Any
 from slurmtrain.clock import Clock
 from slurmtrain.parallel.bubble import expected_bubble
 from slurmtrain.runtime.startup import Startup
+from slurmtrain.telemetry.interventions import Rollback
 from slurmtrain.telemetry.rates import rates
 from slurmtrain.telemetry.sink import EventSink
 from slurmtrain.train.evaluate import Evaluation
 from slurmtrain.train.metrics import unpack
+from slurmtrain.train.numerics import Fault
 from slurmtrain.train.session import Resumed, Session
 from slurmtrain.train.step import StepResult
 from slurmtrain.train.tensorboard import TensorBoard
@@ -84,16 +86,43 @@ class Recorder:
         if result.skipped:
             fields["skipped"] = True
         self._tell("step", fields)
-        if result.skipped and session.scaler is not None:
-            self.emit("skip", step=number, scale=result.scale, next_scale=session.scaler.scale, grad_norm=result.grad_norm)
+        if result.fault is not None:
+            self._skipped(number, result, result.fault)
+        elif result.skipped and session.scaler is not None:
+            scales = {"scale": result.scale, "next_scale": session.scaler.scale}
+            self.emit("skip", step=number, cause="overflow", **scales, grad_norm=result.grad_norm)
+
+    def _skipped(self, number: int, result: StepResult, fault: Fault) -> None:
+        numerics = self._session.numerics
+        counts = {"in_row": numerics.in_row, "skip_steps": numerics.config.skip_steps, "skipped": numerics.book.skipped}
+        self.emit("skip", step=number, cause=fault.cause, why=fault.text, loss=result.loss, grad_norm=result.grad_norm, **counts)
+
+    def rollback(self, way: Rollback, why: str, seconds: float) -> None:
+        """The run went back to a checkpoint."""
+        if not self._first:
+            return
+        numerics = self._session.numerics
+        changed: dict[str, Any] = {}
+        if way.lr_factor != 1.0:
+            changed |= {"lr_factor": way.lr_factor, "until": way.until}
+        if way.left_out is not None:
+            changed["left_out"] = list(way.left_out)
+        counts = {"number": len(numerics.book.rollbacks), "rollbacks": numerics.config.rollbacks}
+        self.emit(
+            "rollback", step=way.step, began=way.began, to=way.to, cause=way.cause, why=why, changed=changed, seconds=seconds, **counts
+        )
 
     def evaluation(self, step: int, one: Evaluation) -> None:
         if self._first:
             self._tell("eval", {"step": step, "set": one.name, "eval_loss": one.loss, "tokens": one.tokens, "seconds": one.seconds})
 
     def target(self, **fields: Any) -> None:
+        self.once("target", **fields)
+
+    def once(self, kind: str, **fields: Any) -> None:
+        """An event about the whole world: rank 0's alone."""
         if self._first:
-            self.emit("target", **fields)
+            self.emit(kind, **fields)
 
     def close(self, timeout_s: float) -> None:
         end = self._clock.monotonic() + timeout_s

@@ -36,6 +36,9 @@ class State(Protocol):
     @property
     def step(self) -> int: ...
 
+    def verify(self) -> None:
+        """All ranks: raise, all alike, where it is not to be saved."""
+
     def header(self) -> Header: ...
 
     def source(self) -> Source: ...
@@ -130,6 +133,14 @@ class Saves:
             self._all_ended(self._saver.wait())
         self.durable, self.kept = self._here.group.broadcast((self.durable, self.kept))
 
+    def went_back(self, step: int | None) -> None:
+        """The run has gone back to the checkpoint of this step (None: another run's), in the run folder; nothing is under way."""
+        self.durable = self.kept = step
+        self._begun, self._unflushed, self._since = None, 0, self._here.clock.monotonic()
+        self._told.clear()
+        if self._pace is not None:
+            self._pace.saved()
+
     def close(self) -> None:
         self._saver.close()
 
@@ -152,10 +163,13 @@ class Saves:
 
     def _begin(self, *, shared: bool, local: bool = True) -> None:
         here, step = self._here, self._state.step
+        self._state.verify()
         if here.first and here.flag.requested and shared:
             assert here.flag.request is not None
             here.flag.served = self._requests[step] = here.flag.request
         self._told.discard(step)
+        if self._pace is not None:
+            self._pace.saving()
         with here.phase("checkpoint"):
             outcome = self._saver.begin(self._state.header(), self._state.source(), shared=shared, local=local)
         self._begun, self._under_way, self._since = (step, shared), True, here.clock.monotonic()

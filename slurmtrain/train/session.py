@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slurmtrain.checkpoint.forkserver import ForkServer
-from slurmtrain.checkpoint.group import Group
+from slurmtrain.checkpoint.group import Group, on_rank_0
 from slurmtrain.checkpoint.restore import restore
 from slurmtrain.checkpoint.saver import Saver
 from slurmtrain.checkpoint.state import load_checkpoint
@@ -37,13 +37,16 @@ from slurmtrain.store.listing import Found
 from slurmtrain.store.manifest import Manifest
 from slurmtrain.store.origin import Origin, read_origin
 from slurmtrain.telemetry.heartbeat import Heart, SilentHeart
+from slurmtrain.telemetry.interventions import read_book
 from slurmtrain.telemetry.rates import Yardstick, yardstick
 from slurmtrain.train.ema import Average
 from slurmtrain.train.evaluate import Evaluator
+from slurmtrain.train.examine import put_aside_unsure
 from slurmtrain.train.feed import Feed, open_feed
 from slurmtrain.train.group import TorchGroup
 from slurmtrain.train.local import Local, open_nodes
 from slurmtrain.train.marks import Marks
+from slurmtrain.train.numerics import Numerics
 from slurmtrain.train.observe import Observer
 from slurmtrain.train.optimizer import Optimizer, make_optimizer
 from slurmtrain.train.phases import Phases
@@ -99,6 +102,7 @@ class Session:
     made_by: Mapping[str, Any]
     scaler: LossScaler | None
     average: Average | None
+    numerics: Numerics
     phases: Phases
     observer: Observer
     yard: Yardstick
@@ -123,7 +127,7 @@ class Session:
 
 
 def open_session(
-    run: RunDir, world: World, flag: StopFlag, clock: Clock, forkserver: ForkServer | None = None, heart: Heart | None = None
+    run: RunDir, world: World, flag: StopFlag, clock: Clock, forkserver: ForkServer | None = None, *, heart: Heart | None = None
 ) -> Session:
     """Collective. `forkserver`: started before MPI and torch, where the job saves asynchronously. `heart`: beats from here on.
 
@@ -145,6 +149,7 @@ def open_session(
     scaler = LossScaler(training.loss_scale) if training.dtype == "fp16" else None
     group = TorchGroup(world.timeout.total_seconds())
     average = Average(built.parameters, training.ema_decay) if training.ema_decay is not None else None
+    numerics = Numerics(job.recovery.numerics, on_rank_0(group, lambda: read_book(run.numerics_json)))
     nodes = open_nodes(run, job, site, world, group=group, make_group=TorchGroup)
     saves_there = nodes.local.saves if nodes.local is not None else None
     session = Session(
@@ -166,10 +171,11 @@ def open_session(
             data_size=plan.dp,
             scaler=scaler,
             average=average,
+            numerics=numerics,
             phase=phases.at,
         ),
         batches=feed.batches,
-        evaluator=_evaluator(feed, built, flag, world, clock, heart),
+        evaluator=_evaluator(feed, built, flag, world, clock=clock, heart=heart),
         progress=Progress(),
         marks=Marks(job.target),
         source=Source(training.seed, training.sequence_length, feed.batches.fingerprint),
@@ -179,6 +185,7 @@ def open_session(
         made_by=made_by(run, job, group),
         scaler=scaler,
         average=average,
+        numerics=numerics,
         phases=phases,
         observer=Observer(built.runner, phases, meter, world.device),
         yard=yardstick(job, site),
@@ -189,7 +196,7 @@ def open_session(
     return _begun(session, clock)
 
 
-def _evaluator(feed: Feed, built: Built, flag: StopFlag, world: World, clock: Clock, heart: Heart) -> Evaluator | None:
+def _evaluator(feed: Feed, built: Built, flag: StopFlag, world: World, *, clock: Clock, heart: Heart) -> Evaluator | None:
     if not feed.sets:
         return None
     return Evaluator(built, feed.sets, flag=flag, world=dist.group.WORLD, device=world.device, clock=clock, heart=heart)
@@ -201,21 +208,19 @@ def _begun(session: Session, clock: Clock) -> Session:
     """
     start, origin = clock.monotonic(), read_origin(session.run)
     policy, generators = session.job.checkpoint.verify, rng_state()
-    asides: list[tuple[int, str]] = []
+    asides = put_aside_unsure(session.run, session.group, compares=session.job.recovery.corruption.every_steps > 0)
 
     def set_it_aside(step: int, why: str) -> None:
         set_aside(session.run, step, why)
         asides.append((step, why))
 
-    load = partial(_load, session, generators)
     rival = None
     if session.local is not None:
         rival = session.local.rival(session.group, lambda manifest: [part for part, _ in _entries(session, generators, manifest)])
+    load = partial(_load, session, generators)
     found = restore(session.run.checkpoints, session.group, load, policy=policy, set_aside=set_it_aside, rival=rival)
     if found is None and origin is not None:
-        found = restore(RunDir(origin.run).checkpoints, session.group, load, policy=policy, step=origin.step)
-        if found is None:
-            raise CheckpointError(f"{session.run.origin_json}: this run begins with {origin}, and that checkpoint is no longer there")
+        found = _of_origin(session, origin, load)
     else:
         origin = None
     session = replace(session, asides=tuple(asides))
@@ -228,6 +233,28 @@ def _begun(session: Session, clock: Clock) -> Session:
     changes = _changes(found.manifest, session.job)
     resumed = Resumed(found.step, clock.monotonic() - start, found.passed_over, origin, changes, found.tier)
     return replace(session, resumed=resumed)
+
+
+def load_older(session: Session, at_most: int) -> Found | None:
+    """Go on from the newest checkpoint of a step up to `at_most`, or from what a branch began with, as a start would; None where there is
+    none. Collective; nothing is under way. Raises what `restore` raises.
+    """
+    policy, generators, origin = session.job.checkpoint.verify, rng_state(), read_origin(session.run)
+    load = partial(_load, session, generators)
+    found = restore(session.run.checkpoints, session.group, load, policy=policy, at_most=at_most)
+    if found is None and origin is not None and origin.step <= at_most:
+        found = _of_origin(session, origin, load)
+    if found is not None:
+        _go_on(session, found.manifest, generators)
+    return found
+
+
+def _of_origin(session: Session, origin: Origin, load: Callable[[Found], None]) -> Found:
+    """The checkpoint of another run that this one began with."""
+    found = restore(RunDir(origin.run).checkpoints, session.group, load, policy=session.job.checkpoint.verify, step=origin.step)
+    if found is None:
+        raise CheckpointError(f"{session.run.origin_json}: this run begins with {origin}, and that checkpoint is no longer there")
+    return found
 
 
 def _load(session: Session, generators: Mapping[str, Tensor], found: Found) -> None:
@@ -252,6 +279,7 @@ def _go_on(session: Session, manifest: Manifest, generators: Mapping[str, Tensor
     saved, session.optimizer.updates = from_manifest(manifest, session.source)
     progress.step, progress.tokens, progress.position, progress.seconds = saved.step, saved.tokens, saved.position, saved.seconds
     session.marks.restore(state)
+    session.numerics.restore(state)
     session.batches.seek(saved.position, saved.step)
     if session.scaler is not None:
         session.scaler.restore(state)

@@ -20,11 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slurmtrain.errors import DataError, NonFiniteError
+from slurmtrain.errors import DataError
 from slurmtrain.parallel.batch import StepBatch
 from slurmtrain.parallel.parameters import LocalParameter, norm_and_soundness, scale_gradients
 from slurmtrain.train.drills import Drills
 from slurmtrain.train.ema import Average
+from slurmtrain.train.numerics import Fault, Numerics
 from slurmtrain.train.optimizer import Optimizer
 from slurmtrain.train.scaler import LossScaler
 from slurmtrain.train.stopping import Heard, StopFlag, heard
@@ -56,9 +57,9 @@ class Trained(Protocol):
 class StepResult:
     """What all ranks know after a step. `loss`: mean over the valid tokens of the global batch; `grad_norm`: before clipping.
 
-    `tokens`: valid ones, counted once; `scale`: of the loss in this step; `skipped`: it overflowed, nothing was updated. `heard`: what
-    all ranks act on at the end of this step. `passengers`: their sums over the world. `own_loss`: this rank's mean alone, None where it
-    counts no token.
+    `tokens`: valid ones, counted once; `scale`: of the loss in this step; `skipped`: nothing was updated, for it overflowed or `fault`.
+    `heard`: what all ranks act on at the end of this step. `passengers`: their sums over the world. `own_loss`: this rank's mean alone,
+    None where it counts no token.
     """
 
     loss: float
@@ -70,6 +71,7 @@ class StepResult:
     heard: Heard
     passengers: list[float]
     own_loss: float | None
+    fault: Fault | None = None
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,9 @@ class Step:
     """Trains on one batch.
 
     `lr_at`: the learning rate of an update, counted from 1. `data_size`: ranks that have different samples (dp): of so many batches a
-    global batch is made. `norm_power`: of the norm that `clip_norm` bounds, may be inf. `scaler`: fp16's. `phase`: times what runs
-    inside it, by name: forward_backward, reduction (the wait for the slowest rank), optimizer, publish.
+    global batch is made. `norm_power`: of the norm that `clip_norm` bounds, may be inf. `scaler`: fp16's. `numerics`: knows which
+    losses are spikes. `phase`: times what runs inside it, by name: forward_backward, reduction (the wait for the slowest rank),
+    optimizer, publish.
     """
 
     def __init__(
@@ -118,19 +121,21 @@ class Step:
         norm_power: float = 2.0,
         scaler: LossScaler | None = None,
         average: Average | None = None,
+        numerics: Numerics | None = None,
         phase: Callable[[str], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self._built, self._optimizer, self._lr_at, self._average = built, optimizer, lr_at, average
         self._clip_norm, self._power, self._data_size = clip_norm, norm_power, data_size
         self._flag, self._world, self._scaler, self._phase = flag, world, scaler, phase
+        self._numerics = numerics
         self.drills: Drills | None = None
         """Faults on purpose."""
 
-    def __call__(self, number: int, batch: StepBatch, passengers: Sequence[float] = ()) -> StepResult:
-        """Step `number` on this rank's share of the global batch.
+    def __call__(self, number: int, batch: StepBatch, passengers: Sequence[float] = (), *, lr_factor: float = 1.0) -> StepResult:
+        """Step `number` on this rank's share of the global batch. `lr_factor`: of the schedule's learning rate.
 
-        Raises on all ranks alike, before anything is updated: NonFiniteError (in fp16 only at the smallest loss scale), DataError where
-        no token of the global batch has a label.
+        Nothing is updated where the result is `skipped`. Raises DataError, on all ranks alike and before anything is updated, where no
+        token of the global batch has a label.
         """
         scale = self._scaler.scale if self._scaler else 1.0
         places = batch.tokens_NT.numel() * self._data_size
@@ -145,22 +150,26 @@ class Step:
         if sums.tokens == 0:
             raise DataError(f"step {number}: no token of the global batch has a label, so there is no loss: look at the data's loss marks")
         mean, unscaled = sums.loss / sums.tokens, places / sums.tokens / scale
-        norm, lr = sums.norm * unscaled, self._lr_at(self._optimizer.updates + 1)
+        norm, lr = sums.norm * unscaled, self._lr_at(self._optimizer.updates + 1) * lr_factor
         broken = sums.broken > 0 or not math.isfinite(norm) or not math.isfinite(mean)
         if broken:
-            self._skip(f"step {number}: loss {mean:g}, gradient norm {norm:g} ({sums.broken} ranks see what is not finite)")
+            fault = self._broken(f"step {number}: loss {mean:g}, gradient norm {norm:g} ({sums.broken} ranks see what is not finite)")
         else:
+            fault = self._numerics.spike(number, mean) if self._numerics is not None else None
+        skipped = broken or fault is not None
+        if not skipped:
             self._update(unscaled * clip_factor(norm, self._clip_norm), lr)
             if self.drills is not None:
                 self.drills.after(number)
-        return StepResult(mean, norm, lr, sums.tokens, scale, broken, sums.heard, sums.passengers, sums.own_loss)
+        return StepResult(mean, norm, lr, sums.tokens, scale, skipped, sums.heard, sums.passengers, sums.own_loss, fault)
 
-    def _skip(self, fault: str) -> None:
-        """Leave everything as it is but the loss scale. Raises NonFiniteError where there is none to lower."""
+    def _broken(self, text: str) -> Fault | None:
+        """Lower the loss scale; a fault where there is none to lower."""
         if self._scaler is None:
-            raise NonFiniteError(fault)
-        if not self._scaler.overflowed():
-            raise NonFiniteError(f"{fault}, and the loss scale is at its minimum, {self._scaler.scale:g}")
+            return Fault("nonfinite", text)
+        if self._scaler.overflowed():
+            return None
+        return Fault("nonfinite", f"{text}, and the loss scale is at its minimum, {self._scaler.scale:g}")
 
     def _update(self, factor: float, lr: float) -> None:
         with self._phase("optimizer"):

@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from slurmtrain.checkpoint.state import load_checkpoint, save_checkpoint
 from slurmtrain.config.training import LossScale, OptimizerConfig, TrainingConfig
-from slurmtrain.errors import NonFiniteError
 from slurmtrain.parallel.apply import build
 from slurmtrain.rundir import RunDir
 from slurmtrain.runtime.seeds import rng_state, seed_for, set_rng_state
@@ -141,13 +140,13 @@ def agreements(trainer):
         before = [m.clone() for kept in trainer.optimizer.states().values() for m in kept]
         if (rank, number) == (3, 3):
             poison(trainer)
-        try:
-            result = trainer.one(number)
+        result = trainer.one(number)
+        if result.fault is None:
             heard.append((result.heard.stop, result.heard.disowned))
-        except NonFiniteError as error:
+        else:
             after = [m for kept in trainer.optimizer.states().values() for m in kept]
             kept = all(torch.equal(a, m) for a, m in zip(before, after, strict=True))
-            heard.append((str(error).split(":")[0], kept))
+            heard.append((result.fault.text.split(":")[0], kept))
     return heard
 
 
