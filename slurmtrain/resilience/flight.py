@@ -66,7 +66,7 @@ def groups_of(raw: Any) -> dict[str, Group]:
 
 
 def _group(config: Any, status: Any, entered: Mapping[int, str]) -> Group:
-    """torch writes the list of world ranks as text, and may write numbers so."""
+    """World ranks are written as text by torch, and numbers may be."""
     ranks = (config or {}).get("ranks") or ()
     members = tuple(int(rank) for rank in (json.loads(ranks) if isinstance(ranks, str) else ranks))
     newest = int((status or {}).get("last_enqueued_collective") or 0)

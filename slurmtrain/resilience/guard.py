@@ -68,10 +68,8 @@ class Guard:
         """What a person should know beforehand."""
         hang, limit = self._charge.recovery.hang, self._charge.collective_s
         if self._agents.watched() and hang.step_s and limit <= hang.step_s:
-            return [
-                f"collective_timeout_s = {limit:g} of the site is not above recovery.hang.step_s = {hang.step_s:g}: torch ends a step that "
-                f"hangs before it is looked at"
-            ]
+            both = f"collective_timeout_s = {limit:g} of the site is not above recovery.hang.step_s = {hang.step_s:g}"
+            return [f"{both}: torch ends a step that hangs before it is looked at"]
         return []
 
     def look(self, *, median_s: float, first_done: bool) -> None:

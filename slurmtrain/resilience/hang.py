@@ -8,7 +8,7 @@ A rank stands still since its last sign of life (a new phase, a collective enter
 | load, save, eval, data | `load_s`, `save_s`, `eval_s`, `data_s` |
 | step, wait: until the attempt's first step is done | `first_step_s` |
 | step, wait | `step_s`, or `step_factor` times the median of the recent steps where that is longer |
-| any, while the shared folder does not answer its node | it does not count, up to `storage_s`; counting begins anew when the folder is back |
+| any, while the shared folder does not answer its node | does not count, up to `storage_s`; begins anew when the folder is back |
 | its process is stopped, or gone | as of a step that is not the first: nothing excuses it |
 | end | never: the others' records set that limit |
 

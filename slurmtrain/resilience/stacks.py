@@ -28,7 +28,11 @@ COPY_S = 3.0
 """How long the agent waits for the shared folder."""
 SPY_S = 3.0
 _LOOK_S = 0.05
-_FRAME = re.compile(r'^\s+(?:File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)|(?P<name2>\S.*) \((?P<file2>.+):(?P<line2>\d+)\))\s*$')
+_FRAMES = (
+    re.compile(r'\s+File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)'),
+    re.compile(r"\s+(?P<name>\S.*) \((?P<file>.+):(?P<line>\d+)\)"),
+)
+"""As faulthandler and py-spy write a call."""
 _WRAPPERS = frozenset({"wrapper", "_wrapper", "inner", "wrapped", "_fn", "__call__", "_call_impl", "_wrapped_call_impl"})
 
 
@@ -80,9 +84,8 @@ def _what(text: str, state: ProcessState) -> str:
 def summary(text: str) -> str:
     """Where the main thread is: the innermost call of code that is no library's, and what it calls.
 
-    >>> summary('Thread 0x1 (most recent call first):\\n  File "/a/x.py", line 1 in f\\n\\n'
-    ...         'Current thread 0x2 (most recent call first):\\n'
-    ...         '  File "/v/lib/python3.11/site-packages/torch/d.py", line 9 in all_reduce\\n  File "/me/optimizer.py", line 120 in step\\n')
+    >>> inner = '  File "/v/lib/python3.11/site-packages/torch/d.py", line 9 in all_reduce'
+    >>> summary(f'Current thread 0x2 (most recent call first):\\n{inner}\\n  File "/me/optimizer.py", line 120 in step\\n')
     'all_reduce in optimizer.py:120'
     """
     frames = _main_thread(text)
@@ -97,13 +100,11 @@ def _main_thread(text: str) -> list[Frame]:
     """py-spy names it; faulthandler tells the oldest thread last."""
     threads: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
-        form = _FRAME.match(line)
+        form = next(filter(None, (pattern.fullmatch(line.rstrip()) for pattern in _FRAMES)), None)
         if form is None and re.match(r"(Current t|T)hread ", line):
             threads.append((line, []))
         elif form is not None and threads:
-            found = form.groupdict()
-            name, file, number = (found[key] or found[f"{key}2"] for key in ("name", "file", "line"))
-            threads[-1][1].append(Frame(name, file, int(number)))
+            threads[-1][1].append(Frame(form["name"], form["file"], int(form["line"])))
     named = [frames for head, frames in threads if "MainThread" in head]
     return (named or [frames for _, frames in threads] or [[]])[-1]
 

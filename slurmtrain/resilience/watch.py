@@ -76,6 +76,7 @@ class Watch:
         self._deadline = False
         self._heard_term = False
         self._ended_because = ""
+        self._over = False
         self._hang: Hang | None = None
         self._fault_t: float | None = None
         self._seen_t: float | None = None
@@ -114,7 +115,7 @@ class Watch:
                 self._end(step, deed)
                 break
             self._clock.sleep(POLL_S)
-        ended_t = self._clock.time()
+        ended_t, self._over = self._clock.time(), True
         self._settle()
         if len(self._records) < self._world or any(r.kind == "error" for r in self._records.values()):
             self._notice(seen_t=ended_t)
@@ -135,7 +136,7 @@ class Watch:
             if any(r.kind in {"error", "config"} for r in self._records.values()):
                 self._first.setdefault("fault", self._clock.monotonic())
                 self._notice()
-        if self._guard is not None:
+        if self._guard is not None and not self._over:
             was = self._guard.hang
             self._guard.look(median_s=self.tracker.median_step_s, first_done=self.tracker.steps_done > 0)
             if was is not None and self._guard.hang is None:
@@ -143,7 +144,7 @@ class Watch:
                 self._fault_t = self._seen_t = None
 
     def _notice(self, *, fault_t: float | None = None, seen_t: float | None = None) -> None:
-        """Something went wrong. `fault_t`: the newest sign of progress, where it is known better than by events; `seen_t`: now, if not given."""
+        """Something went wrong. `fault_t`: the newest sign of progress, where events do not know better; `seen_t`: now, if not given."""
         if self._seen_t is None:
             self._seen_t = self._clock.time() if seen_t is None else seen_t
             newest = fault_t if fault_t is not None else self.tracker.newest_t
@@ -221,8 +222,8 @@ class Watch:
             self._say(str(error))
 
     def _settle(self) -> None:
-        """Records may reach this host later than the launcher's end: wait for those that are due, a little."""
-        limit = self._clock.monotonic() + SETTLE_S
+        """Records may reach this host later than the launcher's end: wait for those that are due, a little. Ranks that hung leave none."""
+        limit = self._clock.monotonic() + (0.0 if self._hang is not None and self._ended_because else SETTLE_S)
         while True:
             self._look()
             due = len(self._records) < self._world and not any(r.kind in {"error", "config"} for r in self._records.values())

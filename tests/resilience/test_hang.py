@@ -12,9 +12,7 @@ from slurmtrain.resilience.agentwire import NodeReport, RankSight
 from slurmtrain.resilience.hang import Scene, find_hang, silent_nodes
 
 NOW = 10_000.0
-LIMITS = HangConfig(
-    first_step_s=1000, step_s=100, step_factor=10, load_s=500, save_s=600, eval_s=700, data_s=400, storage_s=800
-)
+LIMITS = HangConfig(first_step_s=1000, step_s=100, step_factor=10, load_s=500, save_s=600, eval_s=700, data_s=400, storage_s=800)
 CALM = RankSight(0, 100, "runs", "step", 7, 1.0, 1.0, 50)
 
 
@@ -22,7 +20,7 @@ def sight(rank: int, phase: str = "step", age: float = 1.0, **changes: object) -
     return replace(CALM, rank=rank, pid=100 + rank, phase=phase, age_s=age, phase_s=age, **changes)
 
 
-def scene(*ranks: RankSight, per_node: int = 2, ago: dict[str, float] | None = None, stall: dict[str, float] | None = None, **changes) -> Scene:
+def scene(*ranks: RankSight, per_node: int = 2, ago=None, stall=None, **changes) -> Scene:
     """Ranks by node; `ago`: how old a node's report is; `stall`: what it says of the shared folder."""
     count = max((one.rank for one in ranks), default=0) // per_node + 1
     nodes = tuple(f"n{i + 1}" for i in range(count))

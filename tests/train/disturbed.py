@@ -80,8 +80,8 @@ def main():
 
         inner = module.open_session
 
-        def open_session(*args):
-            session = inner(*args)
+        def open_session(*args, **more):
+            session = inner(*args, **more)
             disturb(session)
             return session
 
