@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmtrain.config.recovery import RecoveryConfig
 from slurmtrain.errors import ConfigError
 from slurmtrain.launch.directives import check_passthrough, check_time_limit, directive, directives, time_limit_s
 from slurmtrain.rundir import RunDir
@@ -29,6 +30,7 @@ def test_what_every_job_is_asked_with():
         "--time=01:30:00",
         "--requeue",
     ]
+    assert words(job(spares=1))[9] == "--no-kill"
     assert words()[-4:] == ["--open-mode=append", "--signal=B:USR2@60", "--propagate=NONE", "--comment=/runs/my run"]
 
 
@@ -81,6 +83,19 @@ def test_the_rest_of_what_sbatch_knows():
         "array": "1-4%1",
     }
     assert {f"--{key}={value}" for key, value in asked.items()} <= set(words(job(**asked)))
+
+
+@pytest.mark.parametrize(
+    ("asked", "a_site", "kept"),
+    [
+        ({}, {}, False),
+        ({"spares": 1}, {}, True),
+        ({"spares": 1, "continuation": "chain"}, {}, False),
+        ({"spares": 1}, {"commands_on_nodes": False}, False),
+    ],
+)
+def test_a_job_outlives_its_nodes_where_there_is_something_to_go_on_with_and_somebody_to_requeue_it(asked, a_site, kept):
+    assert ("--no-kill" in words(job(**asked), site(slurm=a_site))) == kept
 
 
 def test_no_notice_where_the_site_wants_none():
@@ -141,3 +156,18 @@ def test_words_after_the_dashes_that_do_not_belong_there(given, says):
 
 def test_other_words_pass():
     check_passthrough(("--mail-type=END", "--mail-user", "bob", "-L", "matlab:1", "--nice"))
+
+
+def test_an_elastic_job_takes_what_there_is():
+    """16 sequences over 4, 2, 1 replicas of tp 2 on each node of 4: 4, 2, 1 nodes; 3 do not divide."""
+
+    def asked(nodes, spares=0, **recovery):
+        a_job = job(nodes=nodes, spares=spares).model_copy(update={"recovery": RecoveryConfig(**recovery)})
+        return next(word for word in words(a_job) if word.startswith("--nodes"))
+
+    assert asked(4, elastic=True) == "--nodes=1-4"
+    assert asked(4, elastic=True, min_nodes=2) == "--nodes=2-4"
+    assert asked(4, spares=1, elastic=True, min_nodes=3) == "--nodes=5"
+    assert asked(4, spares=1, elastic=True, min_nodes=2) == "--nodes=2-5"
+    assert asked(1, elastic=True) == "--nodes=1"
+    assert asked(4) == "--nodes=4"

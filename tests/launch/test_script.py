@@ -185,6 +185,39 @@ def test_a_supervisor_that_a_signal_kills_gives_the_code_of_that(stub, tmp_path)
     assert stub.ended()[0] == 128 + signal.SIGTERM
 
 
+def test_a_supervisor_that_was_killed_is_started_again(stub, tmp_path):
+    stub.body = f"[ -e {tmp_path}/killed ] && exit 0; touch {tmp_path}/killed; kill -9 $$"
+    assert stub.finish()[0] == 0
+    assert len(stub.called()) == 2
+    assert stub.called()[0] == stub.called()[1]
+    assert "ended by signal 9: it is started again (1 of 3)" in stub.log()
+
+
+def test_but_not_for_ever(stub):
+    stub.body = "kill -9 $$"
+    assert stub.finish()[0] == 128 + signal.SIGKILL
+    assert len(stub.called()) == 1 + 3
+
+
+@pytest.mark.parametrize("end", ["exit 1", "exit 93", "kill -9 $$"])
+def test_one_that_had_come_to_its_end_is_not_started_again(stub, end):
+    stub.body = f"echo 93 >'{stub.run.exit_code}'; {end}".replace("it's", "it'\\''s")
+    assert stub.finish()[0] == 93
+    assert len(stub.called()) == 1
+
+
+def test_signals_reach_the_one_that_was_started_again(stub, tmp_path):
+    seen, program = tmp_path / "seen", tmp_path / "supervisor.py"
+    program.write_text(SUPERVISOR)
+    start = f"exec {sys.executable} {program} {seen} SIGUSR2"
+    stub.body = f"[ -e {tmp_path}/killed ] && {start}; touch {tmp_path}/killed; kill -9 $$"
+    stub.start()
+    await_(lambda: seen.exists() and seen.read_text() == "ready\n", "the second supervisor is up")
+    os.kill(stub.process.pid, signal.SIGUSR2)
+    assert stub.ended()[0] == 75
+    assert len(stub.called()) == 2
+
+
 def test_usr2_before_the_supervisor_can_hear_it_does_not_kill_it(stub, tmp_path):
     stub.body = f"echo up >{tmp_path}/seen; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; exit 3"
     stub.start()

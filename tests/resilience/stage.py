@@ -137,7 +137,7 @@ class Stage:
     def everybody(self, kind: str, error: str = "") -> None:
         """All ranks leave their record, and the launcher ends."""
         if not self.over:
-            for rank in range(self.world):
+            for rank in range(self.recorded(self.attempt).world):
                 self.record(rank, kind, error)
             self.over = True
 

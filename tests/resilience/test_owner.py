@@ -42,6 +42,8 @@ def job(state: str) -> JobInfo:
         ("requeued; another has its pid", OLD, replace(OLD, restart_count=1), Sight("unknown", True), "take"),
         ("twice in one salloc", OLD, replace(OLD, pid=1), Sight("unknown", True), "refuse"),
         ("again in one salloc", OLD, replace(OLD, pid=1), Sight("unknown", False), "take"),
+        ("the same process, with its next attempt", OLD, replace(OLD, attempt=0), Sight("unknown", True), "take"),
+        ("its pid on another host", OLD, replace(OLD, host="n2"), Sight("unknown", None), "refuse"),
         ("from another node of one salloc", OLD, replace(OLD, host="n2"), Sight("unknown", None), "refuse"),
         ("without Slurm, alive", LOCAL, replace(LOCAL, pid=1), Sight("unknown", True), "refuse"),
         ("without Slurm, killed", LOCAL, replace(LOCAL, pid=1), Sight("unknown", False), "take"),

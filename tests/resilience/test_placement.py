@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from slurmtrain.errors import LaunchError, PlacementError
 from slurmtrain.fabric.plan import build_plan
-from slurmtrain.resilience.placement import check_grant, choose, expected_memory, read_excluded
+from slurmtrain.resilience.placement import check_grant, choose, expected_memory
 from slurmtrain.slurm.types import JobInfo, NodePlace
 from tests.resilience.runs import job_of, site_of
 
@@ -65,13 +63,3 @@ def test_a_part_of_a_node_needs_its_share_of_memory():
     check_grant(job(12, 50 << 30), half, SITE)
     with pytest.raises(LaunchError, match=r"30\.0 GiB .*2 of 4 ranks' share of a node is 50\.0 GiB"):
         check_grant(job(12, 30 << 30), half, SITE)
-
-
-def test_what_has_expired_is_forgotten_and_a_damaged_file_is_none(tmp_path):
-    path = tmp_path / "exclude.json"
-    assert read_excluded(path, 100.0) == {}
-    nodes = {"n1": {"until": 101, "reason": "ECC"}, "n2": {"until": 99, "reason": "old"}, "n3": {"until": None}}
-    path.write_text(json.dumps({"v": 1, "nodes": nodes}))
-    assert read_excluded(path, 100.0) == {"n1": "ECC", "n3": ""}
-    path.write_text("{")
-    assert read_excluded(path, 100.0) == {}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from slurmtrain.resilience.signals import TERM
-from tests.resilience.stage import PEER, Stage
+from tests.resilience.stage import ONCE, PEER, Stage
 
 
 def lose_node_2(stage: Stage) -> None:
@@ -52,17 +52,17 @@ def test_before_it_waits_everything_is_written(tmp_path):
 
 
 def test_a_node_that_answers_was_healthy_and_it_was_a_fault(tmp_path):
-    stage = Stage(tmp_path)
+    stage = Stage(tmp_path, recovery=ONCE)
     stage.train(until=1000)
     stage.at(10.0, lambda: lose_node_2(stage))
     summary = stage.supervise()
-    assert (summary.code, summary.outcome) == (1, "failed")
+    assert (summary.code, summary.outcome) == (93, "failed")
     assert "rank 2" in summary.cause
     assert stage.clock.time() - stage.began < 10 + 30
 
 
 def test_a_node_that_neither_answers_nor_goes_down_is_a_fault_after_slurms_own_limit(tmp_path):
-    stage = Stage(tmp_path)
+    stage = Stage(tmp_path, recovery=ONCE)
     stage.train(until=1000)
 
     def dies() -> None:
@@ -70,7 +70,7 @@ def test_a_node_that_neither_answers_nor_goes_down_is_a_fault_after_slurms_own_l
         lose_node_2(stage)
 
     stage.at(10.0, dies)
-    assert stage.supervise().code == 1
+    assert stage.supervise().code == 93
     assert 10 + 90 <= stage.clock.time() - stage.began < 180, "SlurmdTimeout is 10 s here"
 
 
@@ -96,18 +96,18 @@ def test_fewer_cpus_or_less_memory_than_asked_stop_the_job_with_the_numbers(tmp_
     from tests.resilience.runs import site_of
 
     site = site_of("srun", 2, node={"gpus": 2, "memory_bytes": 16 << 30})
-    stage = Stage(tmp_path, site=site)
+    stage = Stage(tmp_path, site=site, recovery=ONCE)
     stage.job(**fields)
     summary = stage.supervise()
-    assert (summary.code, summary.outcome, stage.specs) == (1, "launch", [])
+    assert (summary.code, summary.outcome, stage.specs) == (93, "launch", [])
     assert all(word in summary.cause for word in words), summary.cause
 
 
-def test_fewer_nodes_than_the_world_needs_stop_the_job_with_the_numbers(tmp_path):
+def test_of_fewer_nodes_than_the_world_needs_slurm_is_asked_for_others_with_the_numbers(tmp_path):
     stage = Stage(tmp_path)
     stage.job(nodes=("n1",))
     summary = stage.supervise()
-    assert (summary.code, summary.outcome) == (1, "launch")
+    assert (summary.code, summary.outcome, stage.slurm.requeued) == (75, "launch", [stage.job_id])
     assert "needs 2 nodes, 1" in summary.cause
 
 
@@ -124,7 +124,9 @@ def test_a_node_that_is_not_fit_is_named_and_no_rank_starts(tmp_path, answer, wo
     stage = Stage(tmp_path)
     stage.answer["n2"] = answer
     summary = stage.supervise()
-    assert (summary.code, summary.outcome, stage.recorded().outcome.node) == (1, "launch", "n2")
+    assert (summary.code, summary.outcome, stage.recorded().outcome.node) == (75, "launch", "n2")
+    assert stage.slurm.requeued == [stage.job_id]
+    assert list(json.loads(stage.run.exclude_json.read_bytes())["nodes"]) == ["n2"], "C40: the next start would take it again"
     assert "n2: " in summary.cause
     assert words in summary.cause
     assert "n1: " not in summary.cause
@@ -150,24 +152,24 @@ def test_a_stop_during_the_check_starts_nothing(tmp_path):
 
 
 def test_a_launcher_that_is_not_there_is_said(tmp_path):
-    stage = Stage(tmp_path)
+    stage = Stage(tmp_path, recovery=ONCE)
     stage.missing = True
     summary = stage.supervise()
-    assert (summary.code, summary.outcome) == (1, "launch")
+    assert (summary.code, summary.outcome) == (93, "launch")
     assert "No such file" in summary.cause
 
 
 def test_ranks_that_never_speak_are_ended_after_the_start_timeout(tmp_path):
-    stage = Stage(tmp_path)
+    stage = Stage(tmp_path, recovery=ONCE)
     began = stage.clock.time()
     summary = stage.supervise()
-    assert (summary.code, summary.outcome) == (1, "launch")
+    assert (summary.code, summary.outcome) == (93, "launch")
     assert "start_timeout_s" in summary.cause
     assert 60 <= stage.clock.time() - began < 70
 
 
 def test_the_last_words_of_ranks_that_never_spoke_are_the_cause(tmp_path):
-    stage = Stage(tmp_path)
+    stage = Stage(tmp_path, recovery=ONCE)
     log = stage.run.attempt(1).node_log(0)
 
     def dies() -> None:
@@ -181,11 +183,11 @@ def test_the_last_words_of_ranks_that_never_spoke_are_the_cause(tmp_path):
 
 
 def test_after_the_first_fault_the_others_get_their_grace_and_no_more(tmp_path):
-    stage = Stage(tmp_path)
+    stage = Stage(tmp_path, recovery=ONCE)
     stage.train(until=1000)
     stage.at(10.0, lambda: stage.record(3, "error", "ValueError: bad token", code=1))
     summary = stage.supervise()
-    assert (summary.code, summary.outcome) == (1, "failed")
+    assert (summary.code, summary.outcome) == (93, "failed")
     assert summary.cause.startswith("rank 3 on n2: ValueError: bad token")
     assert 13 <= stage.clock.time() - stage.began <= 15, "exit_grace_s is 3 here"
 
