@@ -199,7 +199,12 @@ def import_(ctx: click.Context, /, folder: Path, job: Path, dest: str, root: Pat
 
     doors, sizing = doors_of(ctx), _sizing(said)
     wanted = load_job(job, env=doors.env)
-    note = hf_import.check_import(folder, wanted.model, where=str(job))
+    try:
+        note = hf_import.check_import(folder, wanted.model, where=str(job))
+    except ConfigError as error:
+        if error.key != "model.weights" or error.where:
+            raise
+        raise ConfigError(error.problem, key="--hf", value=str(folder)) from None
     place = run_of(dest, 0, wanted, root, doors, resumes=False)
     size = bytes_of(hf_import.imported_kinds(wanted.model))
     check_room(place.out, size, _most_files(sizing, size), place.run, doors)

@@ -190,7 +190,7 @@ MISTAKES = {
     "like both": (("from-dcp", "dcp", "--like", "job", "--job", "job.toml", "--out", "./x"), 2, "(one of them)"),
     "job of none": (("from-dcp", "dcp", "--like", "moved/step-00000005", "--out", "./x"), 2, "what would be the job of this new run?"),
     "other model": (("from-dcp", "dcp", "--job", "other.toml", "--out", "./x"), 1, "dcp has no model.layers.2."),
-    "no weights": (("import", "--hf", "nowhere", "--job", "job.toml", "--out", "./x"), 2, "nowhere"),
+    "no weights": (("import", "--hf", "nowhere", "--job", "job.toml", "--out", "./x"), 2, "--hf = "),
     "other weights": (("import", "--hf", "hub", "--job", "job.toml", "--out", "./x"), 2, "job.toml: model.weights = 'hub': "),
     "to what": (("export", "job", "--out", "x"), 2, "export to what? --hf writes Hugging Face's format"),
     "two steps": (("export", "--hf", "job@5", "--step", "5", "--out", "x"), 2, "job@5 says the step already: leave out --step"),
