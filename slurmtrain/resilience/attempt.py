@@ -13,6 +13,7 @@ from slurmtrain.resilience.classify import Verdict, classify
 from slurmtrain.resilience.cleaning import clean
 from slurmtrain.resilience.composition import Composition
 from slurmtrain.resilience.decide import Limits
+from slurmtrain.resilience.examination import culprit
 from slurmtrain.resilience.guard import make_guard
 from slurmtrain.resilience.judgement import category, durable_step, evidence_of, heard, hindered, judge_end
 from slurmtrain.resilience.nodes import Learnt
@@ -122,17 +123,18 @@ def _watch(c: Composition, record: AttemptRecord, plan: Plan) -> Watch:
 
 
 def outcome_of(c: Composition, verdict: Verdict, watched: Watched | None = None) -> Outcome:
-    """The verdict as it is recorded, now."""
+    """The verdict as it is recorded, now. Of a silent corruption the node is to blame that an examination found, and no other."""
+    cause = category(c, verdict)
     return Outcome(
         kind=verdict.kind,
         cause=verdict.cause,
         rank=verdict.rank,
-        node=verdict.node,
+        node=verdict.node if cause != "silent_corruption" else culprit(c.run.examination_json),
         step=verdict.step,
         last_durable_step=durable_step(c),
         t_end=c.clock.time(),
         signal=heard(c),
-        category=category(c, verdict),
+        category=cause,
         fault_t=watched.fault_t if watched is not None else None,
         seen_t=watched.seen_t if watched is not None else None,
     )

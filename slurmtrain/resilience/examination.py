@@ -140,7 +140,7 @@ def placed(exam: Examination | None, nodes: Sequence[str], spares: Sequence[str]
 
     >>> exam = Examination("exchange", 5, 7, (Suspect(1, "b", 0),), True, ("a", "b", "c"), moved="b")
     >>> placed(exam, ["c", "a", "b"], [])
-    (('c', 'b', 'a'), (), 'silent corruption: b changes places')
+    (('b', 'a', 'c'), (), 'silent corruption: b changes places')
     >>> placed(exam, ["c", "a", "b"], ["d"])[:2], placed(None, ["c", "a"], ["b"])[:2]
     ((('a', 'd', 'c'), ('b',)), (('c', 'a'), ('b',)))
     """

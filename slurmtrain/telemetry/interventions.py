@@ -54,7 +54,7 @@ class Book:
 
     def lr_factor(self, step: int) -> float:
         """What the learning rate of a step is multiplied by."""
-        return math.prod(one.lr_factor for one in self.rollbacks if one.to < step <= one.until)
+        return math.prod((one.lr_factor for one in self.rollbacks if one.to < step <= one.until), start=1.0)
 
     def position(self, at: int) -> int:
         """Where the next step reads when it would read at this position."""
