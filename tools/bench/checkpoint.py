@@ -44,7 +44,7 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object at the end and no table")
+    parser.add_argument("--json", action="store_true", help="one JSON object at the end; the table goes to stderr, row by row")
     parser.add_argument("--rows", default="*", metavar="PATTERN", help="rows whose names contain it; * and ? as in file names")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to be measured")
@@ -65,14 +65,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="bench-checkpoint-") as name:
         bench = Bench(Path(name), 1 if args.quick else args.repeats, args.rows, args.drop_caches, not args.quick)
         about = machine(bench.folder)
-        if not args.json:
-            print("  ".join(f"{key} {value}" for key, value in about.items()))
-            print(HEAD, flush=True)
+        table = sys.stderr if args.json else sys.stdout
+        print("  ".join(f"{key} {value}" for key, value in about.items()), file=table)
+        print(HEAD, file=table, flush=True)
         before = os.getloadavg()[0]
         for row in measured(bench, quick=args.quick):
             rows.append(row)
-            if not args.json:
-                print(line_of(row), flush=True)
+            print(line_of(row), file=table, flush=True)
         if before > about["cores"] / 2:
             bench.notes.append(f"others were using the machine: its load was {before:.1f} before, of {about['cores']} cores")
         if args.json:
