@@ -159,7 +159,8 @@ def _working(told: Told, is_lost: Callable[[int], bool]) -> Iterator[Claim]:
             yield at, begin, "build"
         elif last is not None and mark.step >= 0:
             stall = mark.stall if mark.stall is not None else told.saves.get(last.step, 0)
-            yield at or begin, (at or begin) + stall, "checkpoint"
+            since = begin if at is None else at
+            yield since, min(since + stall, begin), "checkpoint"  # a mean over ranks: never into the step, which rank 0 measured
         yield begin, mark.t, "evaluation" if mark.step < 0 else "redone" if is_lost(place) else "productive"
         at, last = mark.t, mark if mark.step >= 0 else last or mark
     if at is None:

@@ -21,6 +21,7 @@ from slurmtrain.telemetry.history import whoami
 
 PATIENCE_S = 10.0
 """For a shared folder, or a command, that does not answer."""
+_LOOKS = 100
 
 
 def log_end(c: Composition, record: AttemptRecord, outcome: Outcome, bad: Sequence[str] = (), *, shell: Shell | None = None) -> None:
@@ -68,7 +69,7 @@ def _patiently(c: Composition, what: str, deed: Callable[[], None]) -> None:
         done.set()
 
     threading.Thread(target=run, name="fault log", daemon=True).start()
-    if not c.clock.wait(done, PATIENCE_S):
+    if not any(c.clock.wait(done, PATIENCE_S / _LOOKS) for _ in range(_LOOKS)):
         c.say(f"{what} does not answer: the end of the attempt is not in the site's fault log")
     elif failed:
         c.say(f"{what}: {failed[0]}: the end of the attempt is not in the site's fault log")

@@ -8,12 +8,17 @@ from types import SimpleNamespace
 
 from slurmtrain.clock import SystemClock
 from slurmtrain.config.site import SiteReliability
+from slurmtrain.report.folder import read_story
+from slurmtrain.report.goodput import accounts
 from slurmtrain.resilience import faulted
 from slurmtrain.resilience.faulted import log_end
 from slurmtrain.resilience.records import AttemptRecord, Outcome
 from slurmtrain.telemetry.faultlog import read_ends
 from tests.fakes.clock import FakeClock
 from tests.fakes.shell import FakeShell, Said
+from tests.resilience.runs import site_of
+from tests.resilience.stage import Stage
+from tests.resilience.test_in_place import begin_with_5_steps, finish_later, lose
 
 NOW = 1_700_000_000.0
 RECORD = AttemptRecord(2, "4711", 0, NOW, ("n2", "n1"), ("n3",), 4, 8)
@@ -85,3 +90,24 @@ def test_a_command_that_fails_is_said():
         log_end(c, RECORD, LOST, ["n2"], shell=FakeShell({("report",): said}))
         assert len(lines) == 1
         assert words in lines[0]
+
+
+def test_a_run_that_loses_a_node_is_in_the_log_and_in_the_accounts(tmp_path):
+    """The supervisor on a stage: a node dies, its spare steps in, the run finishes."""
+    log = tmp_path / "faults.jsonl"
+    stage = Stage(tmp_path, spares=1, site=site_of("srun", 2, reliability={"fault_log": log}))
+    begin_with_5_steps(stage)
+    stage.at(5.5, lambda: lose(stage, "n2"))
+    finish_later(stage)
+    assert stage.supervise().outcome == "finished"
+    first, second = stage.recorded(1), stage.recorded(2)
+    lost, finished = read_ends(log)
+    assert (lost.cause, lost.bad, lost.nodes, lost.job_id) == ("node_failure", "n2", "n[1-3]", stage.job_id)
+    assert lost.hours == round((first.outcome.t_end - first.t_start) / 3600, 6)
+    assert (finished.cause, finished.bad, finished.nodes) == ("finished", "", "n[1-3]")
+    told = accounts(read_story(stage.run))
+    assert sum(told.parts_us.values()) == told.wall_us == round(second.outcome.t_end * 1e6) - round(first.t_start * 1e6)
+    assert told.gpu_us["spares"] == 2 * told.wall_us, "one node of two GPUs beside the world, all the time: a spare, then the dead one"
+    assert told.causes["node_failure"].ends == told.faults == 1
+    assert told.detail_us["restart"] == round(second.t_start * 1e6) - round(first.outcome.t_end * 1e6)
+    assert told.parts_us["productive"] == 12e6, "twelve steps of a second stand"
