@@ -318,6 +318,11 @@ class RunDir:
         return self.path / "budget.json"
 
     @property
+    def agents_log(self) -> Path:
+        """What the nodes' agents, and their launcher, had to complain of."""
+        return self.path / "agents.log"
+
+    @property
     def faults_json(self) -> Path:
         """Faults that ranks are to meet on purpose (drills)."""
         return self.path / "faults.json"

@@ -1,11 +1,13 @@
 """The one door to other programs: argv lists only, no shell, always a time limit for what is waited for.
 
-`run` waits for a short command (squeue, git); `start` hands back a process that its caller polls (srun, mpiexec).
+`run` waits for a short command (squeue, git); `start` hands back a process that its caller polls (srun, mpiexec); `converse` one that
+it speaks with besides.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -15,6 +17,9 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Protocol
 
+PIPE_BYTES = 1 << 20
+UNSENT_BYTES = 4 << 20
+"""What a program that does not read may leave unread before it is given up."""
 RC_NOT_FOUND = 127
 RC_TIMED_OUT = 124
 
@@ -52,6 +57,22 @@ class Process(Protocol):
         """SIGKILL to the program and all that it started (its process group)."""
 
 
+class Talk(Process, Protocol):
+    """A program that runs, and that one speaks with. Nothing here waits for it."""
+
+    def say(self, text: str) -> bool:
+        """Into its standard input, now or as soon as it reads; False when it does not take any more."""
+
+    def heard(self) -> str:
+        """What it has printed on standard output since the last call."""
+
+    def hang_up(self) -> None:
+        """End its standard input; what it has not taken so far is lost."""
+
+    def close(self) -> None:
+        """Nobody speaks with it any more."""
+
+
 class Shell(Protocol):
     """Runs programs."""
 
@@ -76,6 +97,11 @@ class Shell(Protocol):
         Raises FileNotFoundError when there is no such program, another OSError when it or `stdout` cannot be used.
         """
 
+    def converse(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None, stderr: Path | None = None
+    ) -> Talk:
+        """As `start`, with a pipe at both its standard input and output; stderr is appended to the file `stderr`."""
+
 
 class _SystemProcess:
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
@@ -99,6 +125,55 @@ class _SystemProcess:
 
     def kill_group(self) -> None:
         _kill_group(self._popen.pid)
+
+
+class _SystemTalk(_SystemProcess):
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        super().__init__(popen)
+        assert popen.stdin is not None
+        assert popen.stdout is not None
+        self._in, self._out, self._unsent = popen.stdin, popen.stdout, b""
+        for pipe in (self._in, self._out):
+            os.set_blocking(pipe.fileno(), False)
+            with contextlib.suppress(OSError):  # beyond this user's share of memory for pipes
+                fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    def say(self, text: str) -> bool:
+        if self._in.closed or len(self._unsent) > UNSENT_BYTES:
+            return False
+        self._unsent += text.encode()
+        return self._send()
+
+    def _send(self) -> bool:
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._in.fileno(), self._unsent) :]
+        except BlockingIOError:
+            return True
+        except OSError:
+            self.hang_up()
+            return False
+        return True
+
+    def heard(self) -> str:
+        if not self._in.closed:
+            self._send()
+        parts = []
+        with contextlib.suppress(BlockingIOError):
+            while not self._out.closed:
+                if part := os.read(self._out.fileno(), PIPE_BYTES):
+                    parts.append(part)
+                else:
+                    self._out.close()
+        return b"".join(parts).decode(errors="replace")
+
+    def close(self) -> None:
+        self.hang_up()
+        self._out.close()
+
+    def hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._in.close()
 
 
 class SystemShell:
@@ -142,6 +217,17 @@ class SystemShell:
             if sink is not None:
                 sink.close()
         return _SystemProcess(popen)
+
+    def converse(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None, stderr: Path | None = None
+    ) -> Talk:
+        sink = None if stderr is None else open(stderr, "ab")  # noqa: SIM115 as above
+        try:
+            popen = subprocess.Popen(list(argv), bufsize=0, stdin=PIPE, stdout=PIPE, stderr=sink, env=env, cwd=cwd, start_new_session=True)
+        finally:
+            if sink is not None:
+                sink.close()
+        return _SystemTalk(popen)
 
 
 def _kill_group(leader: int) -> None:

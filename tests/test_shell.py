@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from slurmtrain.shell import RC_NOT_FOUND, RC_TIMED_OUT, Shell, SystemShell
-from tests.fakes.shell import FakeProcess, FakeShell, Said
+from tests.fakes.shell import FakeProcess, FakeShell, FakeTalk, Said
 
 SPEAK = (sys.executable, "-c", "import sys; sys.stdout.write('out'); sys.stderr.write('err'); sys.exit(3)")
 ECHO = (sys.executable, "-c", "import sys; sys.stdout.write(sys.stdin.read())")
 SHOW = (sys.executable, "-c", "import os; print(os.environ['V'])")
 LATE = (sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)")
 GONE = ("/gone/program", "-x")
+ANSWER = (sys.executable, "-c", "import sys\nfor line in sys.stdin: print('got', line, end='', flush=True)\nprint('over', flush=True)")
 RUN_ON = (sys.executable, "-c", "import time; time.sleep(61)")
 
 
@@ -69,6 +70,44 @@ class ShellConformance:
             shell.start(GONE)
         assert caught.value.filename == "/gone/program"
 
+    def test_a_program_that_is_spoken_with(self, shell):
+        talk = shell.converse(ANSWER)
+        assert talk.heard() == ""
+        assert talk.say("one\n")
+        parts: list[str] = []
+        wait_until(lambda: parts.append(talk.heard()) or "got one\n" in "".join(parts))
+        talk.hang_up()
+        assert talk.wait(20) == 0
+        assert not talk.say("two\n")
+        assert "over" in talk.heard()
+        assert talk.heard() == ""
+        talk.close()
+        assert talk.heard() == ""
+
+    def test_one_that_has_gone_takes_no_more_and_nobody_waits(self, shell):
+        talk = shell.converse(ANSWER)
+        talk.kill_group()
+        assert talk.wait(20) == -signal.SIGKILL
+        assert not talk.say("one\n")
+        talk.close()
+        with pytest.raises(FileNotFoundError):
+            shell.converse(GONE)
+
+
+class Echo(FakeTalk):
+    """What ANSWER does."""
+
+    def say(self, text: str) -> bool:
+        taken = super().say(text)
+        self.prints(f"got {text}" if taken else "")
+        return taken
+
+    def hang_up(self) -> None:
+        if not self.hung_up:
+            self.prints("over\n")
+            self.finish(0)
+        super().hang_up()
+
 
 class TestFakeShell(ShellConformance):
     @pytest.fixture
@@ -80,7 +119,7 @@ class TestFakeShell(ShellConformance):
                 SHOW: lambda call: f"{call.env['V']}\n",
                 LATE: Said("begun\n", seconds=60),
             },
-            {RUN_ON: FakeProcess},
+            {RUN_ON: FakeProcess, ANSWER: Echo},
         )
 
     def test_the_longest_beginning_answers_and_a_list_is_given_in_turn(self):

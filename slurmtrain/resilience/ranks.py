@@ -39,8 +39,13 @@ def rank_environment(setup: Setup, attempt: int, allocation: Mapping[str, str]) 
         defaults["MPI4PY_LIBMPI"] = site.python.mpi4py_libmpi
     if site.fabric.rendezvous_interface:
         defaults |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), site.fabric.rendezvous_interface)
-    own = {"SLURMTRAIN_ATTEMPT": str(attempt), "PYTHONPATH": _python_path(setup, known)}
+    own = {"SLURMTRAIN_ATTEMPT": str(attempt), "SLURMTRAIN_RUN": str(setup.run.path), "PYTHONPATH": _python_path(setup, known)}
     return {**{k: v for k, v in defaults.items() if k not in known}, **given, **own}
+
+
+def agent_environment(setup: Setup, allocation: Mapping[str, str]) -> dict[str, str]:
+    """That of the nodes' agents: the ranks', without an attempt, by which a process is known as one that may be ended with it."""
+    return {name: value for name, value in rank_environment(setup, 0, allocation).items() if name != "SLURMTRAIN_ATTEMPT"}
 
 
 def _python_path(setup: Setup, known: Mapping[str, str]) -> str:

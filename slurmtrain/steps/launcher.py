@@ -31,6 +31,8 @@ class StepSpec:
     cwd: Path | None = None
     options: tuple[str, ...] = ()
     """The site's own, such as --cpu-bind=..."""
+    name: str = ""
+    """Of the step, for srun; empty: one that the same spec always has."""
 
     @property
     def tasks(self) -> int:

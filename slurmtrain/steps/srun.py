@@ -16,7 +16,7 @@ from pathlib import Path
 
 from slurmtrain.clock import Clock
 from slurmtrain.errors import LaunchError, SlurmError
-from slurmtrain.shell import Process, Shell
+from slurmtrain.shell import Process, Shell, Talk
 from slurmtrain.slurm.client import SlurmClient
 from slurmtrain.slurm.environment import step_env
 from slurmtrain.slurm.hostlist import fold
@@ -35,6 +35,9 @@ class SrunLauncher:
 
     def argv(self, spec: StepSpec) -> list[str]:
         """See StepLauncher. Raises LaunchError for a log's path that srun cannot write."""
+        return self._argv(spec, ["--open-mode=append", f"--output={output_pattern(spec.output)}"])
+
+    def _argv(self, spec: StepSpec, output: list[str]) -> list[str]:
         gpus = [f"--gpus-per-node={spec.gpus_per_node}"] if spec.gpus_per_node else []
         return [
             "srun",
@@ -51,8 +54,7 @@ class SrunLauncher:
             f"--kill-on-bad-exit={1 if spec.mpi else 0}",
             "--wait=0",
             "--export=ALL",
-            "--open-mode=append",
-            f"--output={output_pattern(spec.output)}",
+            *output,
             *([f"--chdir={spec.cwd}"] if spec.cwd else []),
             *spec.options,
             *spec.command,
@@ -86,6 +88,17 @@ class SrunLauncher:
             return [info.step for info in self._client.steps(job_id) if info.name == name]
         except SlurmError:
             return []
+
+    def converse(self, spec: StepSpec) -> tuple[Talk, SrunStep]:
+        """Start tasks that one speaks with: what is said reaches all of them, and their lines come as they print them, up to 1,024 bytes
+        in one piece; their stderr and srun's goes to `spec.output`. Raises LaunchError.
+        """
+        env = {**step_env(self._env), "SLURM_JOB_ID": self._job_id(spec), **spec.environment}
+        try:
+            talk = self._shell.converse(self._argv(spec, []), env=env, cwd=spec.cwd, stderr=spec.output)
+        except OSError as error:
+            raise LaunchError(f"srun cannot be started: {error.strerror}: {error.filename}: is Slurm's srun in PATH here?") from error
+        return talk, SrunStep(talk, self._clock, self._client, job_id=self._job_id(spec), name=step_name(spec), log=spec.output)
 
     def _job_id(self, spec: StepSpec) -> str:
         """The number that srun wants; of an array member's A_a the batch script has it in its environment."""
@@ -174,7 +187,9 @@ def _cancel_all(client: SlurmClient, job_id: str, steps: Sequence[str], signal_n
 
 
 def step_name(spec: StepSpec) -> str:
-    """A name that no other step of the job has, the same for the same spec: the log's folder (the attempt) and a digest."""
+    """A name that no other step of the job has, the same for the same spec: its own, or the log's folder (the attempt) and a digest."""
+    if spec.name:
+        return spec.name
     said = repr((spec.command, spec.nodes, spec.tasks_per_node, str(spec.output)))
     folder = re.sub(r"[^\w.-]", "", spec.output.parent.name)[:24]
     return f"{folder or 'step'}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"

@@ -71,6 +71,35 @@ class FakeProcess:
         self.finish(-signal.SIGKILL)
 
 
+@dataclass
+class FakeTalk(FakeProcess):
+    """A program that one speaks with: `said` holds what came in; `prints(text)`: it will be heard; `deaf`: it takes no more."""
+
+    said: list[str] = field(default_factory=list)
+    deaf: bool = False
+    hung_up: bool = False
+    _printed: str = ""
+
+    def prints(self, text: str) -> None:
+        self._printed += text
+
+    def say(self, text: str) -> bool:
+        if self.deaf or self.hung_up or self.rc is not None:
+            return False
+        self.said.append(text)
+        return True
+
+    def heard(self) -> str:
+        text, self._printed = self._printed, ""
+        return text
+
+    def hang_up(self) -> None:
+        self.hung_up = True
+
+    def close(self) -> None:
+        self.hang_up()
+
+
 class FakeShell:
     """`answers`: {beginning of argv: answer, or a list of answers that are given in turn, the last one from then on}.
 
@@ -116,6 +145,13 @@ class FakeShell:
         process = self.programs[key](call)
         self.started.append(process)
         return process
+
+    def converse(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None, stderr: Path | None = None
+    ) -> FakeTalk:
+        talk = self.start(argv, env=env, cwd=cwd, stdout=stderr)
+        assert isinstance(talk, FakeTalk), "programs that are spoken with make a FakeTalk"
+        return talk
 
     def _next(self, key: tuple[str, ...], call: Call) -> Said:
         answer = self.answers[key]
