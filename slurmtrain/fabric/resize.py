@@ -5,8 +5,8 @@
 | tp, pp, cp, ep, vp, stages, schedule, order, dp_mode, cp_mode, GPUs of a node, NVLink domains | stay |
 | dp | nodes x GPUs of a node / (tp x pp x cp) |
 | global batch, at every size of a ramp | stays: each rank accumulates more micro-batches |
-| micro_batch | stays; where dp x micro_batch does not divide the batch, or the schedule cannot run so many, the next smaller one that does |
-| dp_shard | stays; where it does not divide dp, the next larger divisor, for a smaller one would hold more on each rank; all of dp where dp is less |
+| micro_batch | stays; the next smaller one where dp x micro_batch does not divide the batch, or the schedule cannot run so many |
+| dp_shard | stays; where it does not divide dp, the next larger divisor, for a smaller one would hold more on each rank |
 
 Samples, their order, the schedule of the learning rate and the checkpoints depend on none of these, so a run may change its size
 between any two attempts. A number of nodes has no layout where tp x pp x cp does not divide its GPUs, where dp does not divide the

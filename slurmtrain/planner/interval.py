@@ -5,7 +5,7 @@ its last failure (failures come as a Poisson process) what it did since its last
 "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22 (2006) 303-312:
 
     expected time of `work` seconds     M e^(R/M) (e^((tau + delta)/M) - 1) work / tau                          (his "complete" model)
-    its minimum over tau, delta < 2M    sqrt(2 delta M) (1 + sqrt(delta / 2M) / 3 + (delta / 2M) / 9) - delta   (within 0.3 % of it)
+    its minimum over tau, delta < 2M    sqrt(2 delta M) (1 + sqrt(delta / 2M) / 3 + (delta / 2M) / 9) - delta   (2 % off at delta = M)
     delta >= 2M                         M
 
 The restart time does not move the minimum. For delta far below M what is left of it is sqrt(2 delta M): J. W. Young, "A first order

@@ -67,7 +67,9 @@ class Choice:
             f"a job on {counted(t.nodes, 'node')} loses {self.losses:.2g} of them {until} ({t.rate:g} a node-day), "
             f"a requeue waits {t.wait_s:g} s, a start in place takes {t.restart_s:g} s"
         )
-        gain = f"useful by billed GPU-hours {best:.1%}" + (f", without spares {none:.1%}" if self.spares else f", with one {self.yields[1]:.1%}")
+        gain = f"useful by billed GPU-hours {best:.1%}" + (
+            f", without spares {none:.1%}" if self.spares else f", with one {self.yields[1]:.1%}"
+        )
         return f"spares = {self.spares}: {why}: {gain}"
 
 

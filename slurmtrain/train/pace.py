@@ -40,7 +40,15 @@ class Pace:
     """
 
     def __init__(
-        self, *, nodes: int, site_rate: float, restart_s: float, before: Seen, stalls: Iterable[float], clock: Clock, tell: Callable[..., None]
+        self,
+        *,
+        nodes: int,
+        site_rate: float,
+        restart_s: float,
+        before: Seen,
+        stalls: Iterable[float],
+        clock: Clock,
+        tell: Callable[..., None],
     ) -> None:
         self._nodes, self._site_rate, self._restart_s, self._before = nodes, site_rate, restart_s, before
         self._clock, self._tell = clock, tell

@@ -43,7 +43,9 @@ def bad(key, value, says, **more):
 @pytest.mark.parametrize(
     ("key", "says", "checkpoint"),
     [
-        bad("every_steps", 0, "a failure would cost the whole run: give every_steps, or every_minutes"),
+        bad("every_steps", 0, "a failure would cost the whole run: give every_steps, every_minutes, or interval"),
+        bad("every_steps", 50, 'and interval = "auto" say when to save', interval="auto"),
+        bad("keep_every_steps", 50, "use keep_every_hours", interval="auto"),
         bad("keep_every_steps", 250, "use a multiple of every_steps = 100, such as 200 or 300"),
         bad("keep_best", 2, "the best by what? Give best_metric: loss or held"),
         bad("best_metric", "held", "nothing is kept for it: give keep_best"),
@@ -70,6 +72,8 @@ def test_what_does_not_fit_is_refused(key, says, checkpoint):
         {"keep_best": 3, "best_metric": "loss"},
         {"mode": "async", "timeout_s": 60, "writers_per_node": 8},
         {"local": True, "flush_every": 2, "timeout_s": 60},
+        {"interval": "auto"},
+        {"interval": "auto", "every_minutes": 60.0, "keep_every_hours": 6.0},
     ],
     ids=str,
 )
@@ -118,3 +122,11 @@ def test_the_file_says_by_time_alone(tmp_path):
     (tmp_path / "job.toml").write_text(f"{GOOD_JOB}\n[checkpoint]\nevery_steps = 0\nevery_minutes = 30\n")
     wish = load_job(tmp_path / "job.toml", policy_path=tmp_path / "none").checkpoint
     assert (wish.every_steps, wish.every_minutes) == (0, 30.0)
+
+
+def test_an_interval_that_is_worked_out_leaves_no_steps_to_go_by():
+    """The default of every_steps is nobody's wish; the resolved job says 0 and is read back as it is."""
+    made = job({"interval": "auto"})
+    assert made.checkpoint.every_steps == 0
+    assert JobConfig.model_validate_json(made.model_dump_json(exclude_none=True), strict=True) == made
+    assert job().checkpoint.every_steps == 100

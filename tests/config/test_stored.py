@@ -10,7 +10,7 @@ from slurmtrain.atomic import SystemDisk
 from slurmtrain.config.load import load_job
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.sites import load_site
-from slurmtrain.config.stored import read_job, read_plan, read_site, write_models
+from slurmtrain.config.stored import plan_of_attempt, read_job, read_plan, read_site, write_models
 from slurmtrain.errors import ConfigError
 from slurmtrain.rundir import RunDir
 from tests.config.bad_files import GOOD_JOB, GOOD_SITE
@@ -68,3 +68,14 @@ def test_damaged_files_are_one_line(written, content, says):
 def test_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(ConfigError, match="no such file: is this the folder of a run"):
         read_job(tmp_path / "job.json")
+
+
+def test_an_attempt_may_have_a_layout_of_its_own(written):
+    run, *_ = written
+    run.attempt(2).create()
+    own = PLAN.model_copy(update={"nodes": 1, "world": 4, "dp": 1, "microbatches": 8})
+    run.attempt(2).plan_json.write_text(own.model_dump_json())
+    assert [plan_of_attempt(run, number) for number in (1, 2, 3)] == [PLAN, own, PLAN]
+    run.attempt(2).plan_json.write_text("{")
+    with pytest.raises(ConfigError, match=r"attempts/0002/plan\.json: is damaged"):
+        plan_of_attempt(run, 2)

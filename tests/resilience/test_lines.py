@@ -46,6 +46,11 @@ def line(kind: str, **fields: object) -> str | None:
         ),
         ("load", {"step": 50, "seconds": 0.5, "tier": "local"}, ["loaded the checkpoint of step 50 from the nodes' own disks in 0.50 s"]),
         ("save", {"step": 50, "seconds": 0.5, "bytes": 9, "tier": "local"}, ["checkpoint of step 50 on the nodes' own disks in 0.50 s"]),
+        (
+            "interval",
+            {"seconds": 2412.3, "stall_s": 6.21, "mtbf_s": 414_000.0, "nodes": 32, "failures": 1, "node_days": 12.25},
+            ["checkpoints every 00:40:12 from here on: a save takes 6.21 s, 32 nodes meet a failure in 115 h (1 seen in 12.2 node-days)"],
+        ),
         ("aside", {"step": 60, "why": "rank-00000.h5: cut"}, ["set aside the checkpoint of step 60: rank-00000.h5: cut"]),
         ("change", {"step": 50, "keys": {"optimizer.lr": [1e-3, 5e-4]}}, ["otherwise from step 50 on: optimizer.lr: 0.001 -> 0.0005"]),
         ("stop", {"step": 57, "reason": "requeue"}, ["step 57", "requeue"]),
