@@ -76,6 +76,7 @@ class Draft:
     run: RunDir
     notes: tuple[str, ...] = ()
     """What was worked out of what the job leaves open."""
+    spares_chosen: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def draft(wish: Wish, doors: Doors) -> Draft:
     root = root_of_site(wish.root, doors.env, site)
     check_root(root)
     planned = measured if why or job.checkpoint.interval == "auto" else ""
-    return Draft(job, site, plan, RunDir(root / job.run.name), tuple(filter(None, (why, planned))))
+    return Draft(job, site, plan, RunDir(root / job.run.name), tuple(filter(None, (why, planned))), bool(why))
 
 
 def assemble(wish: Wish, made: Draft, doors: Doors) -> RunContents:
@@ -152,7 +153,8 @@ def prepare_words(wish: Wish, made: Draft, python: str, env: Mapping[str, str]) 
     """The command by which a script that was given to sbatch by hand makes its run folder, if job and site are still the same."""
     words = [python, "-P", "-m", "slurmtrain.cli.main", "submit", os.path.abspath(wish.job_file), "--root", str(made.run.path.parent)]  # noqa: PTH100
     site = wish.site or env.get("SLURMTRAIN_SITE")
-    for name, value in {"site": site, **wish.values}.items():
+    worked_out = {"spares": made.job.slurm.spares} if made.spares_chosen else {}
+    for name, value in {"site": site, **wish.values, **worked_out}.items():
         if value is not None:
             path = name in {"site", "template"} and str(value).endswith((".toml", ".j2"))
             words.append(f"--{name.replace('_', '-')}={os.path.abspath(str(value)) if path else value}")  # noqa: PTH100
