@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from slurmtrain.report.intervals import Interval, floors_of, lost_marks, timeline
+from slurmtrain.report.intervals import ROLLED_BACK, Interval, floors_of, lost_marks, timeline
 from slurmtrain.report.kinds import PARTS, Kind, Part, part_of
 from slurmtrain.report.marks import MICRO, micro
 from slurmtrain.report.windows import Story, Window, windows
@@ -44,7 +44,9 @@ _NO_FAULT = NOBODYS_FAULT | {"requeue"}
 
 @dataclass
 class CauseCost:
-    """All ends by one cause. `lost_us`, `lost_gpu_us`: what they cost: work that is done again, detection, ending, restart or requeue, and
+    """All ends by one cause (of `numerical`: ways back within an attempt, too).
+
+    `lost_us`, `lost_gpu_us`: what they cost: work that is done again, detection, ending, restart or requeue, and
     the start-up after it; `restart_us`: of that what lies in the allocation and is not done again. `detect_us`, `repair_us`: of each end
     for which it is known.
     """
@@ -161,7 +163,7 @@ def expected_ettr(*, faults_per_day: float, restart_s: float, stall_s: float, in
 def accounts(story: Story) -> Accounts:
     """The accounts of a run. Raises ValueError for one that nobody has asked for."""
     placed = windows(story)
-    causes = {record.attempt: cause_name(record) for record in story.attempts}
+    causes = {ROLLED_BACK: "numerical", **{record.attempt: cause_name(record) for record in story.attempts}}
     sums = _Sums(causes)
     for interval in timeline(story):
         sums.take(interval)
@@ -176,7 +178,7 @@ def accounts(story: Story) -> Accounts:
         attempts=len(placed),
         detail_us=dict(sums.detail),
         gpu_us=dict(sums.gpu),
-        causes={name: cost for name, cost in sorted(sums.costs.items()) if cost.ends},
+        causes={name: cost for name, cost in sorted(sums.costs.items()) if cost.ends or cost.lost_us},
         kept_steps=kept,
         redone_steps=redone,
         saves=sum(len(told.saves) for told in story.told.values()),
@@ -247,7 +249,7 @@ def _steps(story: Story) -> tuple[int, int]:
     floors, kept, redone = floors_of(story), 0, 0
     for number in (record.attempt for record in story.attempts):
         told = story.told_by(number)
-        lost = len(lost_marks(told, floors[number]))
+        lost = sum(map(len, lost_marks(told, floors[number])))
         redone += lost
         kept += sum(1 for _ in told.steps()) - lost
     return kept, redone

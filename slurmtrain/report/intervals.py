@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from itertools import chain
 
 from slurmtrain.report.kinds import STAGES, STARTUP, Kind
-from slurmtrain.report.marks import Mark, Told, micro
+from slurmtrain.report.marks import WAY_BACK, Mark, Told, micro
 from slurmtrain.report.windows import Gap, Story, Window, after, before, between, windows
 from slurmtrain.resilience.records import AttemptRecord, Outcome
 
+ROLLED_BACK = 0
 Claim = tuple[int, int, Kind]
 """From, to, and what it was; from may lie behind to, and before the end of the claim before it."""
 
@@ -24,7 +25,7 @@ class Interval:
     """From `start` to `end` (microseconds since the epoch). `owner`: the attempt that it lies in.
 
     `gpus`, `spares`: GPUs that the job has meanwhile, in the world and beside it; `costs`: the attempt whose end this time was lost by,
-    where it was; `mfu`: of a step, where it is known.
+    where it was (ROLLED_BACK: by a way back within an attempt); `mfu`: of a step, where it is known.
     """
 
     start: int
@@ -85,18 +86,21 @@ def floors_of(story: Story) -> dict[int, int | None]:
     return found
 
 
-def lost_marks(told: Told, floor: int | None) -> set[int]:
-    """Places among the marks of steps that do not stand: beyond the floor, or trained again in the attempt itself."""
-    lost: set[int] = set()
+def lost_marks(told: Told, floor: int | None) -> tuple[set[int], set[int]]:
+    """Places among the marks of steps that do not stand: beyond the floor; and trained again in the attempt itself."""
+    beyond: set[int] = set()
+    within: set[int] = set()
     again: int | None = None
     for place in range(len(told.marks) - 1, -1, -1):
         step = told.marks[place].step
         if step < 0:
             continue
-        if (floor is not None and step > floor) or (again is not None and step >= again):
-            lost.add(place)
+        if again is not None and step >= again:
+            within.add(place)
+        elif floor is not None and step > floor:
+            beyond.add(place)
         again = step if again is None else min(again, step)
-    return lost
+    return beyond, within
 
 
 def _between(gap: Gap) -> Interval:
@@ -116,10 +120,13 @@ def gpus_of(record: AttemptRecord) -> tuple[int, int]:
 def _inside(window: Window, told: Told, floor: int | None, paid_by: int | None) -> Iterator[Interval]:
     number, (gpus, spares) = window.record.attempt, gpus_of(window.record)
     speeds = {mark.t: mark.mfu for mark in told.marks if mark.mfu is not None}
-    lost = lost_marks(told, floor)
-    claims = chain(_starting(window, told), _working(told, lost.__contains__), _ending(window, told))
+    beyond, within = lost_marks(told, floor)
+    back = {told.marks[place].t for place in within}
+    claims = chain(_starting(window, told), _working(told, (beyond | within).__contains__), _ending(window, told))
     for start, end, kind in fill(claims, window.start, window.end):
         costs = paid_by if kind in STARTUP else number if kind in {"redone", "detection", "ending"} else None
+        if kind == "restart" or (kind == "redone" and end in back):
+            costs = ROLLED_BACK
         yield Interval(start, end, kind, number, gpus, spares, costs, speeds.get(end) if kind == "productive" else None)
 
 
@@ -161,7 +168,7 @@ def _working(told: Told, is_lost: Callable[[int], bool]) -> Iterator[Claim]:
             stall = mark.stall if mark.stall is not None else told.saves.get(last.step, 0)
             since = begin if at is None else at
             yield since, min(since + stall, begin), "checkpoint"  # a mean over ranks: never into the step, which rank 0 measured
-        yield begin, mark.t, "evaluation" if mark.step < 0 else "redone" if is_lost(place) else "productive"
+        yield begin, mark.t, _kind(mark, lost=is_lost(place))
         at, last = mark.t, mark if mark.step >= 0 else last or mark
     if at is None:
         return
@@ -169,6 +176,12 @@ def _working(told: Told, is_lost: Callable[[int], bool]) -> Iterator[Claim]:
         yield at, told.over, "checkpoint"
     elif last is not None:
         yield at, at + told.saves.get(last.step, 0), "checkpoint"
+
+
+def _kind(mark: Mark, *, lost: bool) -> Kind:
+    if mark.step < 0:
+        return "restart" if mark.step == WAY_BACK else "evaluation"
+    return "redone" if lost else "productive"
 
 
 def _begin(mark: Mark, at: int) -> int:

@@ -16,7 +16,8 @@
 | evaluation | evaluation | |
 | detection | detection | a fault - the supervisor has noticed it |
 | restart | ending | that, or the agreed end of the ranks - the attempt is closed |
-| | restart | an attempt's end - the next one's beginning, in the same allocation: choosing nodes, the pause before another try |
+| | restart | an attempt's end - the next one's beginning, in the same allocation: choosing nodes, the pause |
+| | | a way back to an earlier checkpoint within an attempt |
 | other | idle | nobody had asked for a job, or nobody told |
 | | other | the rest of an attempt: the loop between two steps, what no record tells |
 """

@@ -12,6 +12,8 @@ from slurmtrain.report.kinds import STAGES, Kind
 from slurmtrain.telemetry.events import Event
 
 MICRO = 1_000_000
+EVALUATION, WAY_BACK = -1, -2
+"""What a mark is that is no step."""
 
 
 def micro(seconds: float) -> int:
@@ -21,14 +23,15 @@ def micro(seconds: float) -> int:
 
 @dataclass(slots=True)
 class Mark:
-    """A step (`step` >= 0) or an evaluation (-1) that ended at `t` and took `took`; None: not told. All in microseconds.
+    """A step (`step` >= 0), an evaluation or a way back to an earlier checkpoint, that ended at `t` and took `took` (None: not told);
+    both in microseconds.
 
     `stall`: how long training stood still for saves just before this step, as all ranks measured it; `mfu`: of the step.
     """
 
     t: int
     took: int | None
-    step: int = -1
+    step: int = EVALUATION
     stall: int | None = None
     mfu: float | None = None
 
@@ -96,6 +99,8 @@ def _take(told: Told, event: Event) -> None:
         told.marks.append(Mark(t, _micro(f.get("step_s")), f["step"], stall, _number(f.get("mfu"))))
     elif event.kind == "eval":
         told.marks.append(Mark(t, _micro(f.get("seconds"))))
+    elif event.kind == "rollback":
+        told.marks.append(Mark(t, _micro(f.get("seconds")), WAY_BACK))
     elif event.kind == "save" and isinstance(f.get("step"), int):
         told.saves[f["step"]] = max(told.saves.get(f["step"], 0), _micro(f.get("seconds")) or 0)
     elif event.kind == "start":

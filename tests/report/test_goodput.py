@@ -9,7 +9,7 @@ import pytest
 from slurmtrain.report.goodput import accounts, expected_ettr
 from slurmtrain.report.intervals import timeline
 from slurmtrain.report.windows import Story
-from tests.report.stories import ACTS, ATTEMPTS, EVENTS, SECOND, T0, act, attempt, start, step, story
+from tests.report.stories import ACTS, ATTEMPTS, EVENTS, SECOND, T0, act, attempt, event, start, step, story
 
 # Worked out by hand from the table of stories.py, in seconds.
 DETAIL = {
@@ -140,12 +140,16 @@ def test_nothing_to_account_for():
 
 def test_steps_that_are_trained_again_within_an_attempt():
     """A way back to the last good checkpoint: what came after it is done again, in the same attempt."""
-    events = [start(1, 70), *(step(1, 80 + 10 * i, which) for i, which in enumerate([1, 2, 3, 4, 3, 4, 5]))]
+    events = [start(1, 70), *(step(1, 80 + 10 * i, which) for i, which in enumerate([1, 2, 3, 4]))]
+    events += [event(1, 114, "rollback", step=4, to=2, seconds=3), *(step(1, 124 + 10 * i, which) for i, which in enumerate([3, 4, 5]))]
     told = accounts(story(events, attempts=[attempt(1, 60, 150, category="stopped", kind="stopped")], acts=[]))
     assert (told.kept_steps, told.redone_steps) == (5, 2)
     assert told.detail_us["redone"] == 20 * SECOND
+    numerical, stopped = told.causes["numerical"], told.causes["stopped"]
+    assert (numerical.ends, numerical.lost_us, numerical.lost_gpu_us) == (0, 23 * SECOND, 23 * 8 * SECOND)
+    assert (stopped.ends, stopped.lost_us, told.faults) == (1, 0, 0)
     kinds = [one.kind for one in timeline(story(events, attempts=[attempt(1, 60, 150)], acts=[]))]
-    assert kinds == ["startup", "productive", "productive", "redone", "redone", "productive", "productive", "productive", "other"]
+    assert kinds == ["startup", *["productive"] * 2, *["redone"] * 2, "other", "restart", *["productive"] * 3, "other"]
 
 
 # N, r_f, w_cp s, u0 s, dt s -> E[ETTR]: published rates put into the published formula (arXiv 2410.21680), by another hand.

@@ -60,6 +60,7 @@ FIELDS = {
     "eval": st.fixed_dictionaries({"seconds": LENGTHS}),
     "save": st.fixed_dictionaries({"step": st.integers(1, 9), "seconds": LENGTHS}),
     "load": st.fixed_dictionaries({"seconds": LENGTHS}),
+    "rollback": st.fixed_dictionaries({"seconds": LENGTHS}),
     "stop": st.fixed_dictionaries({"step": st.integers(1, 9)}),
 }
 EVENTS = st.sampled_from(sorted(FIELDS)).flatmap(
