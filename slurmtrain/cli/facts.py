@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurmtrain.cli.doors import Doors
@@ -12,6 +12,7 @@ from slurmtrain.cli.runs import find_root, find_run, is_run
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.stored import read_job
 from slurmtrain.errors import ConfigError, SlurmError, one_line
+from slurmtrain.resilience.budget import Spent, read_budget
 from slurmtrain.resilience.owner import process_lives
 from slurmtrain.resilience.records import AttemptRecord, Owner, read_attempt, read_owner
 from slurmtrain.resilience.state import Facts, RunState, run_state
@@ -36,6 +37,7 @@ class Seen:
     owner: Owner | None
     acts: tuple[Act, ...]
     age_s: float | None
+    spent: Spent = field(default_factory=Spent)
 
     @property
     def attempt(self) -> AttemptRecord | None:
@@ -61,20 +63,24 @@ def see(run: RunDir, doors: Doors, *, fresh: bool = False) -> Seen:
     owner = read_owner(run.owner_json)
     job_id = _newest_job(acts, owner)
     age_limit = 0.0 if fresh else _age_limit(acts, doors)
+    attempt, spent = newest_attempt(run), read_budget(run)
     known = Facts(
         finished=run.finished.exists(),
         stop=run.stop.exists(),
-        attempt=newest_attempt(run),
+        attempt=attempt,
         job_id=job_id,
         answer="none",
         cancelled=_cancelled(acts),
         foreground=any(act.what == "run" and act.job_id == job_id for act in acts),
         process=_process(owner),
+        going_on=owner is not None and not owner.ended and attempt is not None and owner.attempt == attempt.attempt,
+        requeue_asked=bool(acts) and acts[-1].what == "requeue",
+        over=spent.over if attempt is not None and spent.attempt == attempt.attempt else "",
     )
     if job_id and not known.finished and (known.outcome is None or not known.attempt_is_of_job):
         known = replace(known, log=_last_line(run.slurm_out(job_id)))
     facts, age_s = _with_slurms_word(known, run, doors, age_limit) if job_id and not known.finished else (known, None)
-    return Seen(run, facts, run_state(facts), owner, tuple(acts), age_s)
+    return Seen(run, facts, run_state(facts), owner, tuple(acts), age_s, spent)
 
 
 def newest_attempt(run: RunDir) -> AttemptRecord | None:

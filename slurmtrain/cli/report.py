@@ -25,8 +25,9 @@ from slurmtrain.store.listing import newest_durable_step
 from slurmtrain.store.local import newest_local
 from slurmtrain.store.origin import read_origin
 from slurmtrain.telemetry.events import Event
+from slurmtrain.telemetry.interventions import read_book
 from slurmtrain.telemetry.reader import parse_lines
-from slurmtrain.units import format_count
+from slurmtrain.units import counted, format_count
 
 _TAIL_BYTES = 1 << 16
 _EVALUATION_BYTES = 1 << 20
@@ -66,9 +67,22 @@ class Report:
     """Of the checkpoints in the run folder the newest; `last_durable_step`: those on the nodes' own disks count, too."""
     planned_nodes: int | None = None
     """That the run uses where it can have them: an elastic one may have fewer now."""
+    category: str | None = None
+    """Why the newest attempt ended (`telemetry.causes`); null while it runs."""
+    budget: str = ""
+    """What was lost since the newest checkpoint, of what."""
+    eligible_at: float | None = None
+    """When a job that waits for its begin time may start; seconds since the epoch."""
+    skipped_steps: int = 0
+    """Because their numbers were not finite or a spike, in the life of the run; `rollbacks`: to a checkpoint, for the same reason."""
+    rollbacks: int = 0
+    corruption: str = ""
+    """A silent corruption: what is looked into, or what was found last."""
+    tried: tuple[str, ...] = ()
+    """Of a run whose budget is spent: a line for each attempt since the newest checkpoint."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"v": 1, **self.__dict__, "nodes": list(self.nodes)}
+        return {"v": 1, **self.__dict__, "nodes": list(self.nodes), "tried": list(self.tried)}
 
 
 def report(seen: Seen, *, word: str | None = None) -> Report:
@@ -101,7 +115,13 @@ def report(seen: Seen, *, word: str | None = None) -> Report:
         error=_error(seen),
         path=str(run.path),
         next=next_command(seen, word or run.name),
-        then=resume_command(seen, word or run.name) if seen.state.state == "FAILED" else "",
+        then=_then(seen, word or run.name),
+        category=seen.facts.outcome.category if seen.facts.outcome and seen.facts.attempt_is_of_job else None,
+        budget=in_words(seen.spent, job.recovery) if job and seen.state.state != "FINISHED" else "",
+        eligible_at=_eligible_at(seen),
+        **_numbers(run),
+        corruption=_corruption(run),
+        tried=tuple(summary(read_attempts(run), seen.spent)) if seen.facts.over else (),
         origin=_origin(run),
     )
 
@@ -219,6 +239,21 @@ def next_command(seen: Seen, word: str) -> str:
     return resume_command(seen, word)
 
 
+def _eligible_at(seen: Seen) -> float | None:
+    job = seen.facts.job
+    return job.start_time if job is not None and job.state == "PENDING" and job.reason == "BeginTime" else None
+
+
+def _then(seen: Seen, word: str) -> str:
+    """After a failure how to go on; of a job that waits what makes it start."""
+    job = seen.facts.job
+    if seen.state.state == "FAILED":
+        return resume_command(seen, word)
+    if _eligible_at(seen) is not None and job is not None:
+        return f"scontrol update JobId={job.job_id} StartTime=now"
+    return f"scontrol release {job.job_id}" if job is not None and "scontrol release" in held(job) else ""
+
+
 def resume_command(seen: Seen, word: str) -> str:
     """How to go on from the newest checkpoint, in the words that began the run where they are known."""
     run = seen.run
@@ -238,9 +273,14 @@ def lines(r: Report) -> Iterator[tuple[str, str]]:
         yield "job", r.job_id
     if r.attempt is not None:
         yield "attempt", f"{r.attempt}{f' on {fold(r.nodes)}' if r.nodes else ''}{_fewer(r)}"
+    yield from _lost(r)
     yield "step", progress_text(r)
     if r.skipped:
         yield "skipped", f"{r.skipped} of the last {r.recent} steps: gradients overflow"
+    if r.skipped_steps or r.rollbacks:
+        yield "numbers", f"{counted(r.skipped_steps, 'step')} skipped, {counted(r.rollbacks, 'rollback')}: not finite, or a spike"
+    if r.corruption:
+        yield "corruption", r.corruption
     if r.evaluation:
         yield "evaluation", ", ".join(f"{name} {number(loss, '.4f')} at step {step}" for name, (step, loss) in r.evaluation.items())
     yield "checkpoint", _checkpoint_text(r)
@@ -251,6 +291,16 @@ def lines(r: Report) -> Iterator[tuple[str, str]]:
     yield "next", r.next
     if r.then:
         yield "then", r.then
+
+
+def _lost(r: Report) -> Iterator[tuple[str, str]]:
+    """Why the newest attempt ended, and what has been lost since the newest checkpoint."""
+    if r.category is not None and r.category not in {"finished", "stopped"}:
+        yield "cause", r.category.replace("_", " ")
+    if r.budget:
+        yield "lost", r.budget
+    for line in r.tried:
+        yield "tried", line
 
 
 def _fewer(r: Report) -> str:

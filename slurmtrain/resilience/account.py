@@ -34,7 +34,9 @@ def open_account(c: Composition) -> None:
     now = opened(spent, c.allocation.job_id, durable_step(c), records)
     missed = _starts_without_attempt(c, max((r.restart_count for r in records if r.job_id == c.allocation.job_id), default=-1))
     if missed:
-        c.say(f"{counted(missed, 'start')} of this job before this one made no attempt: held by Slurm (a prolog that failed), or lost at once")
+        c.say(
+            f"{counted(missed, 'start')} of this job before this one made no attempt: held by Slurm (a prolog that failed), or lost at once"
+        )
     if now != spent:
         with suppress(OSError):
             write_budget(c.run, c.disk, now)
@@ -78,7 +80,7 @@ def leave_waiting(c: Composition, *, ask: bool, delay_s: float = 0.0) -> None:
         nodes=plan.nodes + plan.spares,
         free_choice=not (slurm.nodelist or slurm.constraint or slurm.reservation),
     )
-    arrange(c.client, job_id, wish, c.clock, c.say)
+    arrange(c.client, job_id, wish, restarts=c.allocation.restart_count, clock=c.clock, say=c.say)
 
 
 def _ever_excluded(c: Composition) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from slurmtrain.units import counted
 
 BUDGET_VERSION = 1
 _SMALL, _MEDIUM, _LARGE = 2, 5, 20
-DEFAULTS: Mapping[Cause, int] = {
+DEFAULTS: Mapping[str, int] = {
     "node_failure": _LARGE,
     "hang": _MEDIUM,
     "network": _MEDIUM,
@@ -180,6 +180,20 @@ def summary(records: Sequence[AttemptRecord], spent: Spent) -> list[str]:
     return lines
 
 
+def in_words(spent: Spent, recovery: RecoveryConfig) -> str:
+    """What was lost since the newest checkpoint, of what: for people; empty where nothing was.
+
+    >>> in_words(Spent(without_progress=1, by_cause={"hang": 1}), RecoveryConfig())
+    '1 of 3 attempts without a newer checkpoint; hang 1 of 5'
+    """
+    parts = [f"{spent.without_progress} of {recovery.no_progress} attempts without a newer checkpoint"] if spent.without_progress else []
+    limits = {**DEFAULTS, **recovery.budgets}
+    for cause, lost in sorted(spent.by_cause.items()):
+        limit = limits.get(cause)
+        parts.append(f"{cause.replace('_', ' ')} {lost}{'' if limit is None else f' of {limit}'}")
+    return "; ".join(parts)
+
+
 def over(spent: Spent, why: str) -> Spent:
     """The budget of a run that is not started again."""
     return replace(spent, over=why)
@@ -190,10 +204,9 @@ def check_budgets(recovery: RecoveryConfig, *, where: str) -> None:
     names = [cause for cause in CAUSES if cause not in ENDS_THE_RUN]
     for name, value in recovery.budgets.items():
         if name not in names:
-            near = meant(near_words(name, [*names]))
-            known = near or f": use {', '.join(names)}"
-            raise ConfigError(f"is no cause of an attempt's end that a budget is kept for{known}", where=where, key=f"recovery.budgets.{name}",
-                              value=value)  # fmt: skip
+            said = meant(near_words(name, [*names])) or f": use {', '.join(names)}"
+            problem = f"is no cause of an attempt's end that a budget is kept for{said}"
+            raise ConfigError(problem, where=where, key=f"recovery.budgets.{name}", value=value)
 
 
 def _newer(step: int | None, than: int | None) -> bool:

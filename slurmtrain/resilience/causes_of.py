@@ -39,7 +39,8 @@ from slurmtrain.telemetry.causes import Cause
 from slurmtrain.telemetry.errorcause import cause_of_words
 from slurmtrain.telemetry.exitfile import is_follower
 
-_HELD = re.compile(r"launch failed|JobHeldAdmin|JobLaunchFailure", re.IGNORECASE)
+_HELD = re.compile(r"launch.failed|JobHeldAdmin|JobLaunchFailure", re.IGNORECASE)
+_AGREED: dict[OutcomeKind, Cause] = {"finished": "finished", "stopped": "stopped", "config": "configuration"}
 _ENDING = frozenset({"COMPLETING", "CANCELLED"})
 _NO_REASON = frozenset({"", "None"})
 
@@ -62,23 +63,17 @@ class Around:
 
 def cause_of(kind: OutcomeKind, evidence: Evidence | None, around: Around) -> Cause:
     """The table above; `evidence` is None where no rank was ever started."""
-    if kind == "finished":
-        return "finished"
-    if kind == "stopped":
-        return "stopped"
-    if kind == "config":
-        return "configuration"
-    if evidence is not None and (own := _own_error(evidence)):
-        return own
+    known = _AGREED.get(kind) or (_own_error(evidence) if evidence is not None else None)
+    if known is not None:
+        return known
     if (around.cancelled and around.signal == "TERM") or (around.signal == "INT" and kind != "requeue"):
         return "cancelled"
     if kind == "node_failure":
         return "node_failure"
     if evidence is not None and evidence.hang is not None:
         return "hang"
-    if kind == "requeue":
-        return _of_stop(evidence, around)
-    return _of_start(evidence, around) if kind == "launch" else _of_failure(evidence, around)
+    by_kind = {"requeue": _of_stop, "launch": _of_start}.get(kind, _of_failure)
+    return by_kind(evidence, around)
 
 
 def _own_error(e: Evidence) -> Cause | None:

@@ -8,7 +8,7 @@ In this order; the first that holds is the outcome:
 | a rank's record says `error`, and not that a peer was lost | failed, that rank's words |
 | all records `finished`; or some, and the last step's checkpoint is there | finished |
 | a rank hangs, so that the supervisor ended the step | failed: which rank, where, doing what, for how long |
-| a record says `stopped` (all ranks agreed, the save is done) | stopped or requeue, by the reason; requeue with its node where a rank was too slow |
+| a record says `stopped` (all ranks agreed, the save is done) | stopped or requeue, by the reason; of a rank too slow its node |
 | a stop was asked, and nothing but missing records and lost peers came of it | requeue; failed where a person asked |
 | no record, and no rank ever spoke | launch, or node_failure where Slurm calls a node down |
 | the launcher saw a rank end with a code of its own | failed: "rank 3 code 7" |

@@ -20,7 +20,7 @@ In this order; the first that holds is done. "Another one": `Again`, in the same
 | a fault | TERM by hand | end | no | 1 |
 | a fault | job no longer RUNNING | end | Reason=TimeLimit: once; else no | 75, 1 |
 | a fault | preempted, not yet taken | end | once | 75 |
-| a fault | all of: in_place, no notice of the end, enough good nodes, time for a start and a save; of a dead node: --no-kill | another one | - | - |
+| a fault | in_place, no notice of the end, enough good nodes, time for a start and a save; a dead node: --no-kill | another one | - | - |
 | a fault | in the foreground, or without Slurm | end | no | 1 |
 | a fault | a segment of an array, a link of a chain | end: the next one goes on | no | 1 |
 | a fault | else | end | once | 75 |
@@ -30,18 +30,14 @@ A fault: failed, launch, node_failure; and a stop for a requeue that was asked b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurmtrain.errors import EXIT_CONFIG, EXIT_FAULT, EXIT_NO_RESTART, EXIT_OK, EXIT_TEMPFAIL
 from slurmtrain.resilience.budget import Allowed, Exhausted
-from slurmtrain.resilience.records import AttemptRecord, Outcome
+from slurmtrain.resilience.records import Outcome
 from slurmtrain.slurm.types import JobInfo
 from slurmtrain.telemetry.causes import NOBODYS_FAULT
 from slurmtrain.units import counted
-
-NO_PROGRESS_LIMIT = 3
-"""Attempts in a row that end for a requeue without a newer durable checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,7 @@ class Scene:
     chain: bool = False
     """A link of `slurm.continuation = "chain"`."""
     last_link: bool = False
-    budget: Allowed | Exhausted | None = None
-    """None: faults are not followed by another start."""
+    budget: Allowed | Exhausted = Allowed()  # noqa: RUF009 a frozen value
     cancelled: bool = False
     """A person cancelled since the run was submitted."""
     good: int = 0
@@ -72,8 +67,6 @@ class Scene:
     in_place: bool = False
     time_left_s: float | None = None
     needed_s: float = 60.0
-    stuck: int = 0
-    """Attempts in a row without a newer checkpoint, this one included."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +83,13 @@ class End:
     delay_s: float = 0.0
 
 
+_COMPLETE: dict[str, End] = {
+    "finished": End(EXIT_OK, why="the run is complete"),
+    "stopped": End(EXIT_OK, why="a person asked for it: not started again"),
+    "config": End(EXIT_CONFIG, why="wrong configuration: not started again"),
+}
+
+
 @dataclass(frozen=True)
 class Again:
     """Another attempt in this allocation, after a pause."""
@@ -100,18 +100,21 @@ class Again:
 
 def decide_end(scene: Scene) -> End | Again:
     """The table above."""
-    kind = scene.outcome.kind
-    if kind in {"finished", "stopped"}:
-        return End(EXIT_OK, why="the run is complete" if kind == "finished" else "a person asked for it: not started again")
-    if kind == "config":
-        return End(EXIT_CONFIG, why="wrong configuration: not started again")
-    if scene.cancelled or scene.outcome.category == "cancelled" or scene.outcome.signal == "INT":
+    over = _over(scene)
+    if over is not None:
+        return over
+    asked = scene.outcome.kind == "requeue" and (scene.outcome.category is None or scene.outcome.category in NOBODYS_FAULT)
+    return _after_stop(scene) if asked else _after_fault(scene)
+
+
+def _over(scene: Scene) -> End | None:
+    """The end of a run that is complete, is refused, or was ended by a person."""
+    kind, category = scene.outcome.kind, scene.outcome.category
+    if kind in _COMPLETE:
+        return _COMPLETE[kind]
+    if scene.cancelled or category == "cancelled" or scene.outcome.signal == "INT":
         return End(EXIT_TEMPFAIL if kind == "requeue" else EXIT_FAULT, why="a person ended it: not started again")
-    if scene.outcome.category == "stopped" and kind != "requeue":
-        return End(EXIT_FAULT, why="a person asked for a stop: not started again")
-    if kind == "requeue" and (scene.outcome.category in NOBODYS_FAULT or scene.outcome.category is None):
-        return _after_stop(scene)
-    return _after_fault(scene)
+    return End(EXIT_FAULT, why="a person asked for a stop: not started again") if category == "stopped" and kind != "requeue" else None
 
 
 def _after_stop(scene: Scene) -> End:
@@ -122,15 +125,15 @@ def _after_stop(scene: Scene) -> End:
         return End(EXIT_OK, why="stopped at a checkpoint: the next segment goes on")
     if isinstance(scene.budget, Exhausted):
         return _spent(scene.budget)
-    if scene.chain:
-        return _next_link(scene)
+    return _next_link(scene) if scene.chain else _by_requeue(job, own_will=scene.own_will)
+
+
+def _by_requeue(job: JobInfo, *, own_will: bool) -> End:
     running, timed_out = job.state == "RUNNING", job.reason == "TimeLimit"
-    if running and not (scene.own_will or job.in_grace):
+    if running and not (own_will or job.in_grace):
         return End(EXIT_TEMPFAIL, why="TERM by hand: no requeue asked (USR2 asks for one); go on by `slurmtrain submit --resume`")
     if not running and not timed_out:
         return End(EXIT_TEMPFAIL, why=f"no requeue asked: Slurm has decided (state {job.state}, reason {job.reason or 'None'})")
-    if scene.budget is None and scene.stuck >= NO_PROGRESS_LIMIT:
-        return End(EXIT_NO_RESTART, why=f"not requeued: {scene.stuck} attempts in a row brought no newer checkpoint")
     return End(EXIT_TEMPFAIL, requeue=True, why="requeue")
 
 
@@ -148,27 +151,16 @@ def _after_fault(scene: Scene) -> End | Again:
     job = scene.job
     goes = job is not None and job.state != "RUNNING"
     if scene.outcome.kind == "node_failure" and goes and not scene.foreground:
-        if scene.chain:
-            return End(EXIT_TEMPFAIL, why="Slurm ends this link: the next one goes on")
-        return End(EXIT_TEMPFAIL, why="Slurm requeues the job itself", waits=True)
-    if scene.budget is None:
-        return _without_budget(scene)
+        whose = "Slurm ends this link: the next one goes on" if scene.chain else "Slurm requeues the job itself"
+        return End(EXIT_TEMPFAIL, why=whose, waits=not scene.chain)
     if isinstance(scene.budget, Exhausted):
         return _spent(scene.budget)
-    if scene.outcome.signal == "TERM" and not goes and not (job is not None and job.in_grace):
-        return End(EXIT_FAULT, why="TERM by hand: not started again; go on by `slurmtrain submit --resume`")
     if job is not None and (goes or job.in_grace):
         return _job_goes(scene, job)
+    if scene.outcome.signal == "TERM":
+        return End(EXIT_FAULT, why="TERM by hand: not started again; go on by `slurmtrain submit --resume`")
     short = _why_not_here(scene, scene.budget)
-    if not short:
-        return Again(scene.budget.delay_s, "again in this allocation")
-    return _elsewhere(scene, short)
-
-
-def _without_budget(scene: Scene) -> End:
-    if scene.outcome.kind == "node_failure" and scene.job is not None and not scene.foreground:
-        return End(EXIT_TEMPFAIL, requeue=True, why="Slurm keeps the job running without its node: asking for a requeue")
-    return End(EXIT_FAULT, why="a fault: not started again")
+    return _elsewhere(scene, short, scene.budget.delay_s) if short else Again(scene.budget.delay_s, "again in this allocation")
 
 
 def _job_goes(scene: Scene, job: JobInfo) -> End:
@@ -194,36 +186,11 @@ def _why_not_here(scene: Scene, budget: Allowed) -> str:
     return ""
 
 
-def _elsewhere(scene: Scene, short: str) -> End:
+def _elsewhere(scene: Scene, short: str, delay_s: float = 0.0) -> End:
     if scene.foreground or scene.job is None:
         return End(EXIT_FAULT, why=f"not started again: {short}")
     if scene.segment or (scene.chain and not scene.last_link):
         return End(EXIT_FAULT, why=f"{short}: the next {'link' if scene.chain else 'segment'} goes on")
     if scene.chain:
         return End(EXIT_FAULT, why=f"{short}, and this was the last link: go on by `slurmtrain submit --resume`")
-    delay_s = scene.budget.delay_s if isinstance(scene.budget, Allowed) else 0.0
     return End(EXIT_TEMPFAIL, requeue=True, why=f"{short}: requeue", delay_s=delay_s)
-
-
-def stuck_attempts(records: Sequence[AttemptRecord]) -> int:
-    """How many of the newest attempts, in a row, were stopped for a requeue without a checkpoint newer than all before them.
-
-    An attempt that Slurm took away (TERM) before its first step does not count. What an earlier job had counts for nothing: a person
-    may have gone back to an older checkpoint, or begun anew, when the next one was submitted.
-    """
-    durable = [(r.outcome.last_durable_step or 0) if r.outcome else 0 for r in records]
-    jobs = [r.job_id.partition("_")[0] for r in records]
-    count = 0
-    for index in reversed(range(len(records))):
-        outcome = records[index].outcome
-        if outcome is not None and outcome.signal == "TERM" and outcome.step is None:
-            continue
-        if outcome is None or outcome.kind != "requeue" or durable[index] > _most(durable, jobs, index):
-            break
-        count += 1
-    return count
-
-
-def _most(durable: Sequence[int], jobs: Sequence[str], index: int) -> int:
-    """The newest step that an attempt's job had before it."""
-    return max((step for step, job in zip(durable[:index], jobs[:index], strict=True) if job == jobs[index]), default=0)

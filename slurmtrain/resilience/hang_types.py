@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Hang:
-    """No progress for too long. `rank`, `node`: the suspect (None, empty: nobody stands out); `phase`: what it was doing; `words`: one line."""
+    """No progress for too long. `rank`, `node`: the suspect (None, empty: nobody stands out); `phase`: what it did; `words`: a line."""
 
     rank: int | None
     node: str

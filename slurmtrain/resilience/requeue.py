@@ -1,10 +1,10 @@
 """The requeue: the supervisor's last act, and what is asked of Slurm for the job while it waits.
 
-`scontrol requeue` ends its caller by TERM, and what is left of it by KILL KillWait later. The job is PENDING at once, and Slurm holds
-it back for a while (BeginTime: cred_expire, 120 s by default). In those seconds the one who asked for the requeue tells Slurm which nodes
-are to be avoided and when the job may start. Nothing depends on it: a job about which nothing was said starts by itself after Slurm's own
-delay, and the next supervisor avoids the nodes where there are others. The job is never held for it: one that is held, by a process that
-was killed meanwhile, would wait for ever.
+`scontrol requeue` ends its caller by TERM, and what is left of it by KILL KillWait later. From then on the job counts as pending, though
+it is shown as COMPLETING until its last process is gone: its ExcNodeList and a later StartTime can be set (tried, 22.05), and that is done
+by the one who asked for the requeue, in its last second. An earlier StartTime cannot: Slurm sets it anew, cred_expire later, when the last
+process is gone. Nothing depends on all this: a job about which nothing was said starts by itself, and the next supervisor avoids the nodes
+where there are others. The job is never held for it: one that is held, by a process that was killed meanwhile, would wait for ever.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from slurmtrain.clock import Clock
 from slurmtrain.errors import SlurmError, SlurmUnavailableError
 from slurmtrain.slurm.client import SlurmClient
 from slurmtrain.slurm.hostlist import fold
-from slurmtrain.slurm.types import NodeInfo
+from slurmtrain.slurm.types import JobInfo, NodeInfo
 
 RETRY_S = 5.0
 LIMIT_S = 60.0
 AFTER_S = 1.0
 """What the TERM of a requeue may take to arrive."""
 WAITS_WITHIN_S = 5.0
-"""From the requeue to a job that Slurm calls PENDING."""
+"""From the requeue until Slurm counts it."""
 _POLL_S = 0.2
 _UNUSABLE = frozenset({"DOWN", "DRAIN", "FAIL", "FAILING", "NOT_RESPONDING", "MAINT"})
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked for a job that waits. `avoid`: nodes; `keep`: nodes that the person who submitted excludes; `delay_s`: before it starts;
-    `nodes`: that it needs; `free_choice`: the person left it to Slurm where it runs (no --nodelist, --constraint, --reservation).
+    """What is asked for a job that waits. `avoid`: nodes; `keep`: nodes that the person who submitted excludes; `delay_s`: before it
+    starts; `nodes`: that it needs; `free_choice`: it is left to Slurm where it runs (no --nodelist, --constraint, --reservation).
     """
 
     avoid: tuple[str, ...] = ()
@@ -64,17 +64,21 @@ def requeue(client: SlurmClient, job_id: str, clock: Clock, terms: Callable[[], 
             return True
 
 
-def arrange(client: SlurmClient, job_id: str, wish: Wish, clock: Clock, say: Callable[[str], None]) -> None:
-    """Tell Slurm about the job that now waits: what is refused is said, and changes nothing. Raises nothing of Slurm's."""
+def arrange(client: SlurmClient, job_id: str, wish: Wish, *, restarts: int, clock: Clock, say: Callable[[str], None]) -> None:
+    """Tell Slurm about the job that waits for its next start: what is refused is said, and changes nothing. Raises nothing of Slurm's.
+
+    `restarts`: of the start that ends.
+    """
     try:
-        info = _waiting(client, job_id, clock)
+        info = _requeued(client, job_id, restarts, clock)
         if info is None:
             return
         wanted = excluded_for(wish, info.avoided, client.partition_nodes(info.partition) if wish.avoid else ())
         if set(wanted) != set(info.avoided):
             client.avoid(job_id, wanted)
             say(f"Slurm is told to leave out {fold(wanted)}" if wanted else "Slurm may use all nodes again")
-        client.start_in(job_id, wish.delay_s)
+        if wish.delay_s > 0:
+            client.start_in(job_id, wish.delay_s)
     except SlurmError as error:
         say(f"the job waits as Slurm has it: {error}")
 
@@ -90,10 +94,9 @@ def excluded_for(wish: Wish, now: Sequence[str], partition: Sequence[NodeInfo]) 
     return tuple(sorted({*others, *bad}))
 
 
-def _waiting(client: SlurmClient, job_id: str, clock: Clock):  # noqa: ANN202
+def _requeued(client: SlurmClient, job_id: str, restarts: int, clock: Clock) -> JobInfo | None:
+    """The job once Slurm counts the requeue; None where it does not, or has started the job again."""
     limit = clock.monotonic() + WAITS_WITHIN_S
-    while (info := client.job(job_id)) is not None and clock.monotonic() < limit:
-        if info.state == "PENDING":
-            return info
+    while (info := client.job(job_id)) is not None and info.restarts <= restarts and clock.monotonic() < limit:
         clock.sleep(_POLL_S)
-    return info if info is not None and info.state == "PENDING" else None
+    return info if info is not None and info.restarts > restarts and info.state != "RUNNING" else None

@@ -12,11 +12,11 @@ from slurmtrain.resilience.budget import Allowed, Exhausted
 from slurmtrain.resilience.chain import is_last_link
 from slurmtrain.resilience.cleaning import clean
 from slurmtrain.resilience.composition import Composition
-from slurmtrain.resilience.ending import Again, End, Scene, decide_end, stuck_attempts
+from slurmtrain.resilience.ending import Again, End, Scene, decide_end
 from slurmtrain.resilience.exclude import blamed
 from slurmtrain.resilience.faulted import log_end
 from slurmtrain.resilience.nodes import Learnt
-from slurmtrain.resilience.records import Owner, close_attempt, read_attempts, read_owner
+from slurmtrain.resilience.records import Owner, close_attempt, read_owner
 from slurmtrain.resilience.selection import avoid_nodes, least_nodes, standing
 from slurmtrain.telemetry.history import cancelled, read_acts
 
@@ -62,7 +62,6 @@ def _scene(c: Composition, ended: Ended, budget: Allowed | Exhausted, learnt: Le
         no_kill=c.outlives_nodes,
         in_place=c.setup.job.recovery.in_place,
         time_left_s=None if grant.end_time is None else grant.end_time - c.clock.time(),
-        stuck=stuck_attempts(read_attempts(c.run)),
     )
 
 

@@ -6,7 +6,9 @@
 | the job waits, and has made no attempt yet | PENDING |
 | the job waits, and has made one | REQUEUED |
 | the job runs, and its newest attempt has not ended (or ended before this start) | RUNNING |
-| the job runs, and its attempt was stopped for a requeue | REQUEUED |
+| the job runs, its attempt ended by a fault, and the supervisor has not said its own end | RUNNING: it goes on, or will say why not |
+| the job runs, and its attempt was stopped for a requeue, or one was asked for | REQUEUED |
+| the budget is spent | FAILED, and why it is not started again |
 | no job; STOP is there, or the newest attempt ended because a person asked, or for a requeue that did not come | STOPPED |
 | no job; a person cancelled it (whatever end its ranks then came to), or Slurm says so | CANCELLED |
 | no job; the newest attempt ended otherwise, or without a word | FAILED |
@@ -15,6 +17,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,7 +37,9 @@ class Facts:
     """`attempt`: the newest with a record; `job`: Slurm's word on the run's newest job (None: it knows it no more).
 
     `cancelled`: a person cancelled since the last submission; `foreground`: it was last started by `slurmtrain run`; `process`: whether
-    the supervisor's process lives (None: it cannot be seen from here); `log`: the last line of the job's log, where its end left no word.
+    the supervisor's process lives (None: it cannot be seen from here); `log`: the last line of the job's log, where its end left no word;
+    `going_on`: the supervisor of the newest attempt has not said that it has ended; `requeue_asked`: its last act was a requeue;
+    `over`: why the run is not started again, where its budget is spent.
     """
 
     finished: bool = False
@@ -46,6 +52,9 @@ class Facts:
     foreground: bool = False
     process: bool | None = None
     log: str = ""
+    going_on: bool = False
+    requeue_asked: bool = False
+    over: str = ""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -77,7 +86,7 @@ def run_state(facts: Facts) -> RunState:
         return _alive(facts, facts.job)
     if facts.answer == "silent" and facts.job_id:
         return _unseen(facts)
-    if not facts.job_id and facts.attempt is not None and facts.outcome is None:
+    if not facts.job_id and facts.attempt is not None and (facts.outcome is None or (facts.process and _between(facts))):
         return _local(facts)
     return _ended(facts)
 
@@ -86,19 +95,26 @@ def _array(job_id: str) -> str:
     return job_id.partition("_")[0]
 
 
+def _between(facts: Facts) -> bool:
+    """Whether an attempt has ended by a fault, and its supervisor is about to begin another, or to say why not."""
+    return facts.going_on and facts.outcome is not None and facts.outcome.kind in {"failed", "launch"} and not facts.over
+
+
 def _alive(facts: Facts, job: JobInfo) -> RunState:
     outcome = facts.outcome if facts.attempt_is_of_job else None
     # A job that waits was not cancelled, whatever the history says: Slurm did not hear it.
     if facts.cancelled and job.state != "PENDING" and (job.state != "RUNNING" or outcome is not None):
         return RunState("CANCELLED", "a person cancelled it")
     if job.state == "PENDING":
-        return RunState("REQUEUED" if facts.attempt_is_of_job else "PENDING", _waits_for(job.reason))
+        return RunState("REQUEUED" if facts.attempt_is_of_job else "PENDING", _waits_for(job))
     if outcome is None or (job.start_time is not None and outcome.t_end < job.start_time):
         return RunState("RUNNING", _running(facts, job))
-    if outcome.kind in {"requeue", "node_failure"} and not facts.foreground:
+    if job.state == "RUNNING" and _between(facts):
+        return RunState("RUNNING", f"attempt {facts.attempt.attempt if facts.attempt else '?'} ended: {outcome.cause}")
+    if (outcome.kind in {"requeue", "node_failure"} or facts.requeue_asked) and not facts.foreground and not facts.over:
         # While it completes, nobody but Slurm knows whether it will come back.
         return RunState("RUNNING" if job.state == "COMPLETING" else "REQUEUED", outcome.cause)
-    return _by_outcome(outcome)
+    return _by_outcome(outcome, facts.over)
 
 
 _NEVER = {
@@ -115,15 +131,32 @@ _NEVER = {
     "QOSMaxWallDurationPerJobLimit": "a longer time than the QOS allows",
 }
 """Slurm's reasons (job_reason_codes in its manual) that do not pass by waiting."""
-_HELD = {"JobHeldUser": "scontrol release", "JobHeldAdmin": "an administrator"}
+_HELD_BY_START = re.compile(r"launch.failed.requeued.held", re.IGNORECASE)
+"""Slurm's own words; blanks are underscores in some of its answers."""
 
 
-def _waits_for(reason: str) -> str:
-    if reason in _NEVER:
-        return f"will not start as it is ({reason}): {_NEVER[reason]}; slurmtrain cancel, then --resume with other options"
-    if reason in _HELD:
-        return f"is held ({reason}): {_HELD[reason]} lets it go"
-    return f"waits ({reason})" if reason and reason != "None" else "waits"
+def held(job: JobInfo) -> str:
+    """Why a job that waits is held, and who lets it go; empty where it is not."""
+    if job.state != "PENDING":
+        return ""
+    if _HELD_BY_START.search(job.reason):
+        return f"its start failed on a node, mostly a prolog (slurmd's log tells): when the node is well, scontrol release {job.job_id}"
+    return {"JobHeldUser": f"scontrol release {job.job_id} lets it go", "JobHeldAdmin": "an administrator lets it go"}.get(job.reason, "")
+
+
+def _waits_for(job: JobInfo) -> str:
+    if job.reason in _NEVER:
+        return f"will not start as it is ({job.reason}): {_NEVER[job.reason]}; slurmtrain cancel, then --resume with other options"
+    if who := held(job):
+        return f"is held ({job.reason}): {who}"
+    if job.reason == "BeginTime" and job.start_time is not None:
+        return f"waits (BeginTime): eligible at {clock_time(job.start_time)} (Slurm's begin time)"
+    return f"waits ({job.reason})" if job.reason and job.reason != "None" else "waits"
+
+
+def clock_time(t: float) -> str:
+    """Of seconds since the epoch, in local time."""
+    return time.strftime("%H:%M:%S", time.localtime(t))
 
 
 def _running(facts: Facts, job: JobInfo) -> str:
@@ -135,9 +168,11 @@ def _running(facts: Facts, job: JobInfo) -> str:
 
 
 def _unseen(facts: Facts) -> RunState:
-    if facts.outcome is not None and facts.outcome.kind not in {"requeue", "node_failure"}:
-        return _by_outcome(facts.outcome)
     said = "Slurm does not answer; this is what the run folder tells"
+    if _between(facts):
+        return RunState("RUNNING", said)
+    if facts.outcome is not None and (facts.over or (facts.outcome.kind not in {"requeue", "node_failure"} and not facts.requeue_asked)):
+        return _by_outcome(facts.outcome, facts.over)
     if facts.outcome is not None:
         return RunState("REQUEUED", said)
     return RunState("RUNNING" if facts.attempt_is_of_job else "PENDING", said)
@@ -156,13 +191,13 @@ def _ended(facts: Facts) -> RunState:
     by_slurm = job is not None and job.state == "CANCELLED"
     if outcome is not None and outcome.kind not in {"requeue", "node_failure"}:
         by_person = facts.cancelled and outcome.kind in {"failed", "launch"}
-        return RunState("CANCELLED", "a person cancelled it") if by_person else _by_outcome(outcome)
+        return RunState("CANCELLED", "a person cancelled it") if by_person else _by_outcome(outcome, facts.over)
     if facts.stop and not facts.cancelled:
         return RunState("STOPPED", outcome.cause if outcome else "a person stopped it before it started")
     if facts.cancelled or by_slurm:
         return RunState("CANCELLED", "a person cancelled it" if facts.cancelled else "Slurm: CANCELLED")
     if outcome is not None:
-        return _not_requeued(outcome, job)
+        return _by_outcome(outcome, facts.over) if facts.over else _not_requeued(outcome, job)
     if facts.attempt is None and not facts.job_id:
         return RunState("PENDING", "no job was submitted")
     word = f"Slurm: {job.state}" if job is not None else f"job {facts.job_id} has ended"
@@ -179,7 +214,9 @@ def _not_requeued(outcome: Outcome, job: JobInfo | None) -> RunState:
     return RunState("STOPPED", f"{outcome.cause}{ending}")
 
 
-def _by_outcome(outcome: Outcome) -> RunState:
+def _by_outcome(outcome: Outcome, over: str = "") -> RunState:
     if outcome.kind == "finished":
         return RunState("FINISHED", outcome.cause)
+    if over and outcome.kind not in {"stopped", "config"}:
+        return RunState("FAILED", f"{outcome.cause}; not started again: {over}")
     return RunState("STOPPED" if outcome.kind in {"stopped", "requeue"} else "FAILED", outcome.cause)

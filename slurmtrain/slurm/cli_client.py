@@ -43,6 +43,7 @@ _REFUSED_FOR_NOW = re.compile(
 )
 """What sbatch says when the job surely was not accepted and a later try may succeed. A time-out is not among them: slurmctld
 may take the job after sbatch has given up (tried)."""
+_SUBMIT_LIMIT = re.compile(r"\w*MaxSubmitJob\w*")
 SUBMIT_PAUSES_S = (2.0, 4.0, 8.0, 16.0, 30.0)
 DEED_PAUSES_S = (1.0, 5.0)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
@@ -99,6 +100,9 @@ class CliSlurm:
         if _no_answer(done) and not _REFUSED_FOR_NOW.search(done.err):
             maybe = "Slurm may have taken the job all the same: look at `squeue --me` before you submit again"
             raise SubmitUnknownError(f"sbatch got no answer ({last_words(done)}). {maybe}")
+        if (limit := _SUBMIT_LIMIT.search(done.err)) and _REFUSED_FOR_NOW.search(done.err):
+            waited = f"still so after {sum(SUBMIT_PAUSES_S):.0f} s"
+            raise SlurmError(f"{_error(done)}: {limit[0]}, {waited}: nothing was submitted; try again when a job of yours has ended")
         raise _error(done)
 
     def job(self, job_id: str) -> JobInfo | None:

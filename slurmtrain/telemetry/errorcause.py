@@ -7,7 +7,7 @@
 | NonFiniteError, FloatingPointError | numerical |
 | MemoryError, OSError ENOMEM; torch.OutOfMemoryError | out_of_memory |
 | CheckpointError, DataError; OSError ENOSPC EDQUOT EIO ESTALE EROFS ENODEV ENXIO | storage |
-| ConnectionError; OSError ECONNRESET ETIMEDOUT EHOSTUNREACH ENETUNREACH ...; torch's DistBackendError, DistNetworkError, DistStoreError | network |
+| ConnectionError; OSError ECONNRESET ETIMEDOUT EHOSTUNREACH ...; torch's DistBackendError, DistNetworkError, DistStoreError | network |
 | RuntimeError, torch.AcceleratorError: by their words | below |
 | any other | rank_crash |
 """

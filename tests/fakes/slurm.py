@@ -141,7 +141,7 @@ class FakeSlurm:
         info = self._jobs.get(job_id)
         if info is None:
             raise SlurmError("scontrol: Invalid job id specified")
-        return info if info.state == "PENDING" else None
+        return info if info.state == "PENDING" or (info.state == "COMPLETING" and info.restarts) else None
 
     def cancel(self, job_id: str, *, step: str | None = None, signal: str | None = None, batch: bool = False) -> None:
         self._ask("cancel")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.resilience.ending import Scene, decide_end, stuck_attempts
-from slurmtrain.resilience.records import AttemptRecord, Outcome
+from slurmtrain.resilience.budget import Allowed, Exhausted
+from slurmtrain.resilience.ending import Again, Scene, decide_end
+from slurmtrain.resilience.records import Outcome
 from slurmtrain.slurm.types import JobInfo
 
 
@@ -34,11 +35,7 @@ def scene(kind: str, found: JobInfo | None = None, **more: object) -> Scene:
         ("a segment", scene("requeue", job(), segment=True), 0, False),
         ("in the foreground", scene("requeue", job(), foreground=True), 75, False),
         ("without Slurm", scene("requeue", None), 75, False),
-        ("stuck", scene("requeue", job(), stuck=3), 93, False),
-        ("not yet stuck", scene("requeue", job(), stuck=2), 75, True),
         ("config", scene("config", job()), 78, False),
-        ("fault", scene("failed", job()), 1, False),
-        ("launch", scene("launch", job()), 1, False),
         ("node gone, Slurm takes the job", scene("node_failure", job("COMPLETING")), 75, False),
         ("node gone, Slurm has requeued", scene("node_failure", job("PENDING", "BeginTime")), 75, False),
         ("node gone, job left running", scene("node_failure", job()), 75, True),
@@ -52,30 +49,64 @@ def test_rows(name, given, code, requeue):
     assert end.why
 
 
-def attempt(number: int, kind: str | None, durable: int | None, signal: str = "", job_id: str = "12") -> AttemptRecord:
-    outcome = None if kind is None else Outcome(kind, "", last_durable_step=durable, signal=signal, step=None if signal == "TERM" else 5)
-    return AttemptRecord(number, job_id, number - 1, 0.0, ("n1",), (), 1, 1, outcome=outcome)
+SPENT = Exhausted("3 attempts in a row brought no newer checkpoint")
+HERE = {"budget": Allowed(20.0), "in_place": True, "good": 2, "needed": 2, "own_will": False}
+
+
+def fault(kind: str = "failed", found: JobInfo | None = None, *, signal: str = "", **more: object) -> Scene:
+    category = {"failed": "rank_crash", "launch": "launch_failure", "requeue": "hang"}.get(kind, kind)
+    return Scene(Outcome(kind, "because", signal=signal, category=category), found or job(), **{**HERE, **more})
+
+
+AGAIN = "again"
+MPIEXEC = Scene(Outcome("failed", "because", category="rank_crash"), None, foreground=True, **HERE)
 
 
 @pytest.mark.parametrize(
-    ("ends", "stuck"),
+    ("name", "given", "done"),
     [
-        ([], 0),
-        ([("requeue", None)], 1),
-        ([("requeue", None), ("requeue", None), ("requeue", None)], 3),
-        ([("requeue", 10), ("requeue", 10), ("requeue", 10)], 2),
-        ([("requeue", 10), ("requeue", 20)], 0),
-        ([("requeue", 10), (None, None), ("requeue", 10)], 1),
-        ([("requeue", 10), ("failed", 10), ("requeue", 10)], 1),
-        ([("requeue", None), ("requeue", None, "TERM"), ("requeue", None)], 2),
+        ("a rank crashed", fault(), AGAIN),
+        ("under mpiexec", MPIEXEC, AGAIN),
+        ("in salloc", fault(foreground=True), AGAIN),
+        ("a segment of an array", fault(segment=True), AGAIN),
+        ("a link of a chain", fault(chain=True), AGAIN),
+        ("no rank spoke", fault("launch"), AGAIN),
+        ("a node is lost, the job outlives it", fault("node_failure", no_kill=True), AGAIN),
+        ("a node is lost, and the job with it soon", fault("node_failure"), (75, True)),
+        ("a node is lost, Slurm has taken the job", fault("node_failure", job("PENDING"), no_kill=True), (75, False)),
+        ("a node of a link is lost", fault("node_failure", job("COMPLETING"), chain=True), (75, False)),
+        ("a stop was asked because a node is slow", fault("requeue"), AGAIN),
+        ("just enough time", fault(time_left_s=80.0, needed_s=60.0), AGAIN),
+        ("too little time", fault(time_left_s=79.0, needed_s=60.0), (75, True)),
+        ("too few good nodes", fault(good=1), (75, True)),
+        ("too few good nodes in salloc", fault(good=1, foreground=True), (1, False)),
+        ("too few good nodes under mpiexec", Scene(MPIEXEC.outcome, None, **{**HERE, "good": 1}), (1, False)),
+        ("too few good nodes in a segment", fault(good=1, segment=True), (1, False)),
+        ("too few good nodes in a link", fault(good=1, chain=True), (1, False)),
+        ("in_place is off", fault(in_place=False), (75, True)),
+        ("USR2 came too", fault(own_will=True), (75, True)),
+        ("the budget is spent", fault(budget=SPENT), (93, False)),
+        ("the budget is spent, in a link", fault(budget=SPENT, chain=True), (93, False)),
+        ("the budget is spent, a stop for a requeue", scene("requeue", job(), budget=SPENT), (93, False)),
+        ("within the budget, a stop for a requeue", scene("requeue", job(), budget=Allowed()), (75, True)),
+        ("a link stopped at its time limit", scene("requeue", job(), budget=Allowed(), chain=True), (0, False)),
+        ("the last link stopped at its time limit", scene("requeue", job(), budget=Allowed(), chain=True, last_link=True), (75, False)),
+        ("preempted in between", fault(found=job("RUNNING", preempt_time=5.0)), (75, True)),
+        ("the time limit in between", fault(found=job("COMPLETING", "TimeLimit")), (75, True)),
+        ("scancel in between", fault(found=job("COMPLETING")), (1, False)),
+        ("scancel of the allocation in between", fault(found=job("COMPLETING"), foreground=True), (1, False)),
+        ("TERM by hand", fault(signal="TERM"), (1, False)),
+        ("Ctrl-C twice", fault(signal="INT", foreground=True), (1, False)),
+        ("slurmtrain cancel", fault(cancelled=True), (1, False)),
+        ("a stop of a person that failed", Scene(Outcome("failed", "b", category="stopped"), job(), **HERE), (1, False)),
+        ("scancel", Scene(Outcome("requeue", "b", category="cancelled", signal="TERM"), job("COMPLETING"), **HERE), (75, False)),
     ],
+    ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_attempts_without_a_newer_checkpoint_are_counted(ends, stuck):
-    assert stuck_attempts([attempt(i + 1, *end) for i, end in enumerate(ends)]) == stuck
-
-
-def test_a_job_that_goes_on_from_an_older_checkpoint_is_not_held_to_newer_ones():
-    """Broken: after --resume 10 of a run at step 100 the job is not requeued until it has passed step 100 in one go."""
-    before = [attempt(1, "requeue", 90), attempt(2, "requeue", 100)]
-    assert stuck_attempts([*before, attempt(3, "requeue", 20, job_id="13"), attempt(4, "requeue", 30, job_id="13")]) == 0
-    assert stuck_attempts([*before, *(attempt(n, "requeue", 20, job_id="13_2") for n in (3, 4, 5))]) == 2
+def test_rows_of_faults(name, given, done):
+    end = decide_end(given)
+    assert end.why
+    if done == AGAIN:
+        assert end == Again(20.0, end.why)
+    else:
+        assert (end.code, end.requeue) == done

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from slurmtrain.resilience.records import AttemptRecord, Outcome
@@ -22,15 +24,53 @@ def facts(**known: object) -> Facts:
     return Facts(**{"job_id": "12", **known})
 
 
+AT = time.strftime("%H:%M:%S", time.localtime(12_345))
 ROWS = [
     ("finished", facts(finished=True, job=job("RUNNING")), "FINISHED", ""),
     ("submitted, waits", facts(job=job("PENDING", "Resources")), "PENDING", "Resources"),
     ("will never start", facts(job=job("PENDING", "PartitionConfig")), "PENDING", "not start as it is (PartitionConfig)"),
     ("held", facts(job=job("PENDING", "JobHeldUser")), "PENDING", "is held (JobHeldUser): scontrol release"),
     ("waits again", facts(job=job("PENDING", "BeginTime"), attempt=attempt("requeue")), "REQUEUED", "BeginTime"),
+    (
+        "may begin later",
+        facts(job=job("PENDING", "BeginTime", 12_345.0), attempt=attempt("requeue")),
+        "REQUEUED",
+        f"eligible at {AT} (Slurm's",
+    ),
+    (
+        "held: a prolog failed",
+        facts(job=job("PENDING", "launch failed requeued held"), attempt=attempt("requeue")),
+        "REQUEUED",
+        "its start failed on a node, mostly a prolog (slurmd's log tells): when the node is well, scontrol release 12",
+    ),
+    ("held, in squeue's words", facts(job=job("PENDING", "launch_failed_requeued_held")), "PENDING", "scontrol release 12"),
+    ("held by an administrator", facts(job=job("PENDING", "JobHeldAdmin")), "PENDING", "an administrator lets it go"),
+    ("a dead dependency (C36)", facts(job=job("PENDING", "DependencyNeverSatisfied")), "PENDING", "will not start as it is"),
     ("a new job waits, an old one had failed", facts(job_id="13", job=job("PENDING"), attempt=attempt("failed")), "PENDING", ""),
     ("next segment waits", facts(job_id="12_2", job=job("PENDING"), attempt=attempt("requeue", job_id="12_1")), "REQUEUED", ""),
     ("starting", facts(job=job("RUNNING")), "RUNNING", "starting"),
+    (
+        "between two attempts",
+        facts(job=job("RUNNING"), attempt=attempt("failed"), going_on=True),
+        "RUNNING",
+        "attempt 1 ended: because failed",
+    ),
+    ("no rank spoke, another attempt follows", facts(job=job("RUNNING"), attempt=attempt("launch"), going_on=True), "RUNNING", "attempt 1"),
+    ("failed, the supervisor has ended", facts(job=job("RUNNING"), attempt=attempt("failed")), "FAILED", "because failed"),
+    ("failed, a requeue was asked", facts(job=job("RUNNING"), attempt=attempt("failed"), requeue_asked=True), "REQUEUED", "because failed"),
+    (
+        "the budget is spent",
+        facts(job=job("RUNNING"), attempt=attempt("failed"), going_on=True, over="3 x"),
+        "FAILED",
+        "not started again: 3 x",
+    ),
+    (
+        "the budget was spent",
+        facts(attempt=attempt("requeue", signal="USR2"), over="3 x"),
+        "FAILED",
+        "because requeue; not started again: 3 x",
+    ),
+    ("failed, the job was killed with its supervisor", facts(job=job("FAILED"), attempt=attempt("failed"), going_on=True), "FAILED", ""),
     ("runs", facts(job=job("RUNNING"), attempt=attempt()), "RUNNING", ""),
     ("runs, asked to stop", facts(job=job("RUNNING"), attempt=attempt(), stop=True), "RUNNING", "STOP"),
     ("about to be requeued", facts(job=job("RUNNING"), attempt=attempt("requeue")), "REQUEUED", "because"),
@@ -74,6 +114,12 @@ ROWS = [
     ("Slurm is silent, nothing yet", facts(answer="silent"), "PENDING", "does not answer"),
     ("Slurm is silent, attempt failed", facts(answer="silent", attempt=attempt("failed")), "FAILED", "because failed"),
     ("local, runs", facts(job_id="", answer="none", attempt=attempt(job_id=""), process=True), "RUNNING", ""),
+    (
+        "local, between two attempts",
+        facts(job_id="", answer="none", attempt=attempt("failed", job_id=""), process=True, going_on=True),
+        "RUNNING",
+        "",
+    ),
     ("local, elsewhere", facts(job_id="", answer="none", attempt=attempt(job_id="")), "RUNNING", "another host"),
     ("local, killed", facts(job_id="", answer="none", attempt=attempt(job_id=""), process=False), "FAILED", "without a word"),
     ("local, stopped", facts(job_id="", answer="none", attempt=attempt("stopped", job_id="")), "STOPPED", "because stopped"),

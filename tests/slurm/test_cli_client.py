@@ -101,6 +101,13 @@ def test_the_tries_are_bounded_and_the_last_words_slurms_own(client_of, clock, r
     assert sum(clock.slept) == 60
 
 
+def test_a_submit_limit_that_stands_is_named_with_what_to_do(client_of):
+    """C58."""
+    client, _ = client_of({("sbatch",): LIMIT})
+    with pytest.raises(SlurmError, match=r"AssocMaxSubmitJobLimit, still so after 60 s: nothing was submitted; try again when a job"):
+        client.submit(SCRIPT)
+
+
 @pytest.mark.parametrize(
     "answer",
     [
