@@ -1,7 +1,8 @@
 """A rank's sign of life: 128 bytes in node-local memory, written by plain stores, so that no lock, file system or torch can hold it up.
 
-A record counts only when its checksum fits: a reader that comes between two stores looks again. Times are of the node's monotonic clock;
-only processes of the same node compare them.
+A record counts only when its checksum fits: a reader that comes between two stores looks again. Collectives are counted beside it, in two
+words of 8 bytes that are stored whole (how many, and when the newest): there are hundreds in a step. Times are of the node's monotonic
+clock; only processes of the same node compare them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ reduction, with all of its own work done. save, eval, data: as they say. end: le
 PHASES: tuple[Phase, ...] = get_args(Phase)
 MEMORY = Path("/dev/shm")  # noqa: S108 node-local memory is the point; the folder below is the user's own
 _LAYOUT = struct.Struct("<4sHHIIQQddd")
+_COUNT, _WHEN, _END = 64, 72, 80
+"""Where the count of collectives stands, and the time of the newest; in the machine's own order of bytes."""
 _MAGIC = b"STHB"
 _SIZE = 128
 _LOOKS = 5
@@ -110,6 +113,9 @@ class SharedHeart:
             self._memory = mmap.mmap(fd, _SIZE)
         finally:
             os.close(fd)
+        self._memory[:] = bytes(_SIZE)
+        words = memoryview(self._memory)
+        self._count, self._when = words[_COUNT:_WHEN].cast("Q"), words[_WHEN:_END].cast("d")
         self.beat()
 
     def beat(self, phase: Phase | None = None, *, step: int | None = None, work_s: float | None = None) -> None:
@@ -120,13 +126,13 @@ class SharedHeart:
         self._work_s = self._work_s if work_s is None else work_s
         body = _LAYOUT.pack(
             *(_MAGIC, 1, PHASES.index(self._phase), self._rank, self._attempt, self._pid),
-            *(self._step << 40 | (self._entered & 0xFFFFFFFFFF), now, self._since, self._work_s),
+            *(self._step, now, self._since, self._work_s),
         )
         self._memory[: len(body) + 4] = body + zlib.crc32(body).to_bytes(4, "little")
 
     def enter(self) -> None:
         self._entered += 1
-        self.beat()
+        self._count[0], self._when[0] = self._entered, self._clock.monotonic()
 
     def become(self, rank: int) -> None:
         self._rank = rank
@@ -201,8 +207,9 @@ def read_beat(path: Path) -> Beat | None:
             return None
         body = data[: _LAYOUT.size]
         if len(data) == _SIZE and zlib.crc32(body).to_bytes(4, "little") == data[_LAYOUT.size : _LAYOUT.size + 4]:
-            magic, version, phase, rank, attempt, pid, counts, t, since, work_s = _LAYOUT.unpack(body)
+            magic, version, phase, rank, attempt, pid, step, t, since, work_s = _LAYOUT.unpack(body)
             if magic != _MAGIC or version != 1 or phase >= len(PHASES):
                 return None
-            return Beat(rank, attempt, pid, PHASES[phase], counts >> 40, t, since, counts & 0xFFFFFFFFFF, work_s)
+            entered, when = struct.unpack("=Qd", data[_COUNT:_END])
+            return Beat(rank, attempt, pid, PHASES[phase], step, max(t, when), since, entered, work_s)
     return None

@@ -23,7 +23,8 @@ def stack_dump(folder: Path, pid: int) -> Path:
 def listen_for_stacks(folder: Path) -> None:
     """From now on STACK_SIGNAL appends the stacks of all threads to this process's file. Raises OSError."""
     # Left open: faulthandler writes into it when the signal comes.
-    faulthandler.register(STACK_SIGNAL, file=open(stack_dump(folder, os.getpid()), "ab"), all_threads=True)  # noqa: SIM115
+    fd = os.open(stack_dump(folder, os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True)
 
 
 def flight_pipe(folder: Path, pid: int) -> Path:

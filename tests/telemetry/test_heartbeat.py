@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
+
+import pytest
 
 from slurmtrain.clock import SystemClock
-from slurmtrain.telemetry.heartbeat import Beat, SharedHeart, heartbeat_dir, read_beat, read_beats
+from slurmtrain.telemetry.heartbeat import Beat, SharedHeart, SilentHeart, heartbeat_dir, open_heart, read_beat, read_beats
 from tests.fakes.clock import FakeClock
 
 
@@ -27,10 +30,11 @@ def test_what_is_beaten_is_read(tmp_path):
 
 def test_large_counts_do_not_run_into_each_other(tmp_path):
     heart = SharedHeart(tmp_path, 0, 1, FakeClock())
-    heart._entered = 2**40 - 1
-    heart.beat(step=2**23)
+    heart._entered = 2**40 - 2
+    heart.enter()
+    heart.beat(step=2**40)
     beat = read_beat(heart.path)
-    assert (beat.step, beat.entered) == (2**23, 2**40 - 1)
+    assert (beat.step, beat.entered) == (2**40, 2**40 - 1)
 
 
 def test_what_is_no_heartbeat_is_none(tmp_path):
@@ -66,3 +70,33 @@ def test_a_reader_never_sees_half_of_a_sign(tmp_path):
 def test_emulated_nodes_and_attempts_have_folders_of_their_own(tmp_path):
     folders = {heartbeat_dir(tmp_path / run, attempt, node) for run in "ab" for attempt in (1, 2) for node in ("n1", "n2")}
     assert len(folders) == 8
+
+
+@pytest.mark.parametrize(
+    ("environ", "node", "rank"),
+    [
+        ({"SLURMTRAIN_NODE": "local-2", "SLURMD_NODENAME": "n1", "PMI_RANK": "3", "SLURM_PROCID": "0"}, "local-2", 3),
+        ({"SLURMD_NODENAME": "n1", "SLURM_PROCID": "5"}, "n1", 5),
+        ({}, socket.gethostname(), 0),
+    ],
+)
+def test_a_rank_is_alive_before_anything_else_by_its_environment_alone(tmp_path, environ, node, rank):
+    heart, why = open_heart(tmp_path / "run", 2, environ, FakeClock(), tmp_path / "memory")
+    assert why == ""
+    folder = heartbeat_dir(tmp_path / "run", 2, node, tmp_path / "memory")
+    assert {r: (beat.phase, beat.pid) for r, beat in read_beats(folder).items()} == {rank: ("init", os.getpid())}
+    heart.become(7)
+    assert list(read_beats(folder)) == [7]
+    heart.close()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_node_without_memory_for_it_costs_a_note(tmp_path):
+    (tmp_path / "file").write_text("")
+    heart, why = open_heart(tmp_path / "run", 1, {}, FakeClock(), tmp_path / "file")
+    assert isinstance(heart, SilentHeart)
+    assert f"{tmp_path / 'file'} cannot be used" in why
+    with heart.at("step"):
+        heart.beat("step", step=1)
+    heart.enter()
+    heart.close()
