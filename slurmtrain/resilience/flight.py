@@ -60,7 +60,7 @@ def groups_of(raw: Any) -> dict[str, Group]:
             if not entry.get("is_p2p"):
                 told = str(entry["profiling_name"]).rpartition(":")[2]
                 entries.setdefault(str(entry["process_group"][0]), {})[int(entry["collective_seq_id"])] = told
-        return {name: _group(config.get(name), status.get(name), entries.get(name, {})) for name in config.keys() | entries.keys()}
+        return {name: _group(config.get(name), status.get(name), entries.get(name, {})) for name in config.keys() | status.keys() | entries.keys()}
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"no record of torch's flight recorder: {error!r}") from error
 
