@@ -37,7 +37,7 @@ from slurmtrain.resilience.records import OutcomeKind
 from slurmtrain.slurm.types import JobInfo
 from slurmtrain.telemetry.causes import Cause
 from slurmtrain.telemetry.errorcause import cause_of_words
-from slurmtrain.telemetry.exitfile import is_follower
+from slurmtrain.telemetry.exitfile import PEER_LOST, is_follower
 
 _HELD = re.compile(r"launch.failed|JobHeldAdmin|JobLaunchFailure", re.IGNORECASE)
 _AGREED: dict[OutcomeKind, Cause] = {"finished": "finished", "stopped": "stopped", "config": "configuration"}
@@ -119,7 +119,7 @@ def _of_failure(e: Evidence | None, around: Around) -> Cause:
     if e.launcher_signal and not e.ended_because and not e.deaths:
         return "launch_failure"
     if e.missing():
-        told = None if is_follower(e.log) else cause_of_words(e.log)
+        told = None if is_follower(e.log) or PEER_LOST in e.log else cause_of_words(e.log)
         return told or "rank_crash"
     return "network"
 

@@ -14,6 +14,8 @@ from slurmtrain.telemetry.exitfile import StopReason
 
 END_RESERVE_S = 20.0
 """Before the job's end: what records, the end of the step and the requeue take."""
+QUIET_S = 5.0
+"""After a fault: ranks that have not left a record so long after the newest one will leave none."""
 EVIDENCE_S = 10.0
 """How long the nodes may take to tell where their ranks are, before a step that hangs is ended."""
 START_MARGIN_S = 30.0
@@ -51,6 +53,8 @@ class View:
     """The first record of a fault was seen."""
     record_at: float | None = None
     """The first record of any kind was seen."""
+    newest_at: float | None = None
+    """The newest record was seen."""
     asked: StopReason | None = None
     asked_at: float | None = None
     notices: int = 0
@@ -127,8 +131,11 @@ def _over(view: View, limits: Limits) -> Iterator[EndStep]:
         yield EndStep("a second Ctrl-C", 0.0)
     if view.term_at is not None and not view.in_grace and now - view.term_at >= limits.after_term_s:
         yield EndStep(f"Slurm kills what is left {limits.kill_wait_s:.0f} s after TERM", 0.0)
+    # TERM asks a rank to stop at its next step: after a fault there is none, and the grace is over.
     if view.fault_at is not None and now - view.fault_at >= grace:
-        yield EndStep(f"ranks were left {grace:.0f} s after the first fault", grace)
+        yield EndStep(f"ranks were left {grace:.0f} s after the first fault", 0.0)
+    if view.fault_at is not None and view.newest_at is not None and now - view.newest_at >= QUIET_S:
+        yield EndStep(f"a fault, and no word from the ranks that are left for {QUIET_S:.0f} s", 0.0)
     if view.record_at is not None and not limits.one_by_one and now - view.record_at >= 4 * grace:
         yield EndStep(f"ranks were left {4 * grace:.0f} s after the first had ended", grace)
     if view.asked_at is not None and now - view.asked_at >= limits.stop_s:

@@ -72,6 +72,7 @@ class Watch:
         self._tail = EventTail(run.event_file(0))
         self._records: dict[int, ExitRecord] = {}
         self._first: dict[str, float] = {}
+        self._newest_at: float | None = None
         self._asked: tuple[StopReason, float] | None = None
         self._deadline = False
         self._heard_term = False
@@ -130,9 +131,11 @@ class Watch:
         for event in self.tracker.take(self._tail.poll()):
             self._print(event)
         if len(self._records) < self._world and any(self._attempt.exit_dir.glob("rank-*.json")):
-            self._records = read_exit_records(self._attempt.exit_dir)
+            known, self._records = len(self._records), read_exit_records(self._attempt.exit_dir)
             if self._records:
                 self._first.setdefault("record", self._clock.monotonic())
+            if len(self._records) > known:
+                self._newest_at = self._clock.monotonic()
             if any(r.kind in {"error", "config"} for r in self._records.values()):
                 self._first.setdefault("fault", self._clock.monotonic())
                 self._notice()
@@ -182,6 +185,7 @@ class Watch:
             steps_done=self.tracker.steps_done,
             fault_at=self._first.get("fault"),
             record_at=self._first.get("record"),
+            newest_at=self._newest_at,
             asked=self._asked[0] if self._asked else None,
             asked_at=self._asked[1] if self._asked else None,
             notices=self._signals.count(NOTICE),

@@ -22,7 +22,7 @@ from slurmtrain.slurm.environment import step_env
 from slurmtrain.slurm.hostlist import fold
 from slurmtrain.steps.launcher import Step, StepSpec, launcher_log, tail
 
-AFTER_KILL_S = 5.0
+AFTER_KILL_S = 3.0
 """How long srun and its step may linger after the step was killed (on a dead node KillWait + 2 s) before srun is killed too."""
 FIRST_LOOK_S, LONGEST_LOOK_S, LEFT_LOOK_S = 0.1, 2.0, 0.5
 
@@ -129,7 +129,7 @@ class SrunStep:
         return tail(self._log)
 
     def end(self, grace_s: float) -> None:
-        if not self._cancel("TERM"):
+        if not self._cancel("TERM" if grace_s > 0 else None):
             self._process.signal(signal.SIGTERM)
         if not self._gone_within(grace_s):
             self._cancel(None)

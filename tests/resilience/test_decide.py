@@ -62,7 +62,8 @@ def test_a_deadline_that_is_over_before_the_first_step_leaves_time_for_one():
     ("changes", "words", "grace"),
     [
         ({"interrupts": 2}, "second Ctrl-C", 0.0),
-        ({"fault_at": 985.0}, "first fault", 15),
+        ({"fault_at": 985.0}, "first fault", 0.0),
+        ({"fault_at": 990.0, "newest_at": 995.0}, "no word from the ranks", 0.0),
         ({"record_at": 940.0}, "first had ended", 15),
         ({"term_at": 973.0, "asked": "requeue", "asked_at": 973.0}, "30 s after TERM", 0.0),
         ({"asked": "requeue", "asked_at": -200.0}, "did not stop", 15),
