@@ -14,6 +14,12 @@ from slurmtrain.rundir import RunDir
 from slurmtrain.steps.launcher import StepSpec
 
 
+FLIGHT_ENTRIES = 1000
+"""Collectives that torch's flight recorder keeps of a rank: some hundred KiB; one takes a microsecond."""
+WATCHDOG_MARGIN_S = 300
+"""Above the time-out of a collective: torch ends a process whose watchdog itself is stuck."""
+
+
 @dataclass(frozen=True)
 class Setup:
     """The resolved files of a run."""
@@ -39,6 +45,7 @@ def rank_environment(setup: Setup, attempt: int, allocation: Mapping[str, str]) 
         defaults["MPI4PY_LIBMPI"] = site.python.mpi4py_libmpi
     if site.fabric.rendezvous_interface:
         defaults |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), site.fabric.rendezvous_interface)
+    defaults |= _recording(site)
     own = {"SLURMTRAIN_ATTEMPT": str(attempt), "SLURMTRAIN_RUN": str(setup.run.path), "PYTHONPATH": _python_path(setup, known)}
     return {**{k: v for k, v in defaults.items() if k not in known}, **given, **own}
 
@@ -46,6 +53,14 @@ def rank_environment(setup: Setup, attempt: int, allocation: Mapping[str, str]) 
 def agent_environment(setup: Setup, allocation: Mapping[str, str]) -> dict[str, str]:
     """That of the nodes' agents: the ranks', without an attempt, by which a process is known as one that may be ended with it."""
     return {name: value for name, value in rank_environment(setup, 0, allocation).items() if name != "SLURMTRAIN_ATTEMPT"}
+
+
+def _recording(site: SiteConfig) -> dict[str, str]:
+    """Torch's flight recorder runs, for whoever asks why ranks hang; on GPUs the watch over torch's own watchdog is set above ours."""
+    recorder = {"TORCH_FR_BUFFER_SIZE": str(FLIGHT_ENTRIES)}
+    if site.device == "cuda":
+        recorder["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] = str(site.timeouts.collective_timeout_s + WATCHDOG_MARGIN_S)
+    return recorder
 
 
 def _python_path(setup: Setup, known: Mapping[str, str]) -> str:

@@ -33,6 +33,15 @@ def test_the_jobs_variables_win_over_the_sites_and_all_are_verbatim(tmp_path):
     assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"], env["OMP_NUM_THREADS"]) == ("ib0", "ib0", "1")
 
 
+def test_torchs_flight_recorder_runs_and_its_own_watch_is_above_the_collectives_time_out(tmp_path):
+    env = rank_environment(setup(tmp_path), 1, {})
+    assert env["TORCH_FR_BUFFER_SIZE"] == "1000"
+    assert "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC" not in env, "there is no NCCL"
+    gpus = rank_environment(setup(tmp_path, device="cuda", timeouts={"collective_timeout_s": 900}), 1, {"TORCH_FR_BUFFER_SIZE": "5"})
+    assert gpus["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == "1200"
+    assert "TORCH_FR_BUFFER_SIZE" not in gpus, "what somebody has set stays"
+
+
 def test_what_somebody_has_set_stays(tmp_path):
     given = {"OMP_NUM_THREADS": "8", "GLOO_SOCKET_IFNAME": "eth1", "PYTHONPATH": "/mine"}
     env = rank_environment(setup(tmp_path), 1, given)
