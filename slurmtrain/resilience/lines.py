@@ -71,11 +71,19 @@ def _interval(event: Event, _steps: int, _tokens: int) -> str:
     seconds, mtbf = f.get("seconds"), f.get("mtbf_s")
     if not isinstance(seconds, (int, float)) or not isinstance(mtbf, (int, float)):
         return "the interval between checkpoints was worked out anew"
-    why = (
-        f"a save takes {number(f.get('stall_s'), '.3g')} s, {counted(int(f.get('nodes', 0)), 'node')} meet a failure in {mtbf / 3600:.3g} h"
-    )
+    why = f"a save takes {number(f.get('stall_s'), '.3g')} s, {counted(int(f.get('nodes', 0)), 'node')} meet a failure in {_span(mtbf)}"
     seen = f"{f.get('failures')} seen in {number(f.get('node_days'), '.3g')} node-days"
-    return f"checkpoints every {format_duration(seconds)} from here on: {why} ({seen})"
+    return f"checkpoints every {_span(seconds)} from here on: {why} ({seen})"
+
+
+def _span(seconds: float) -> str:
+    """A time with three digits, in the unit that reads best.
+
+    >>> _span(1.417), _span(2412.3), _span(32_000.0), _span(414_000.0)
+    ('1.42 s', '40.2 min', '8.89 h', '4.79 days')
+    """
+    unit, size = next((u, s) for u, s in (("days", 86_400), ("h", 3600), ("min", 60), ("s", 0)) if seconds >= 2 * s)
+    return f"{seconds / (size or 1):.3g} {unit}"
 
 
 def _save_failed(event: Event, _steps: int, _tokens: int) -> str:
