@@ -54,13 +54,14 @@ class Narrator:
         self._sink.emit("start", world=place.world, layout={"dp": place.world}, resumed_from=resumed_from, script=True)
 
     def step(self, step: int, fields: Mapping[str, Any]) -> None:
-        """A step is done; the same one told again says nothing new. `step_s`: of one step, `count`: how many this line stands for."""
+        """A step is done; the same one told again says nothing new. `step_s`: of one step; `count`: steps that a line stands for."""
         now, last = self._clock.monotonic(), self._last
         if last is not None and step == last[0]:
             return
         told: dict[str, Any] = {"step": step, **{k: v for k, v in fields.items() if k not in {"step", "step_s", "count", "replay"}}}
         if last is not None and step > last[0]:
-            told |= {"step_s": (now - last[1]) / (step - last[0]), "count": step - last[0]}
+            told["step_s"] = (now - last[1]) / (step - last[0])
+            told |= {"count": step - last[0]} if step - last[0] > 1 else {}
         if step <= self._before:
             told["replay"] = True
         self._last = (step, now)

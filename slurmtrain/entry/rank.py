@@ -149,6 +149,7 @@ def _run(here: Here, beside: Beside, lookout: Lookout, heart: Heart, *, environm
         sink = EventSink(here.run.event_file(0), here.clock, here.number, 0)
         narrator = Narrator(here.run, sink, here.clock, SystemDisk(), before=meeting.last_step, durable=meeting.resume_step)
         narrator.begin(here.place, meeting.resume_step)
+        beside.step = meeting.resume_step or 0
     ending = beside.run(child, heart, narrator)
     if narrator is not None:
         with suppress(OSError):
