@@ -22,6 +22,7 @@ RETRY_S = 5.0
 LIMIT_S = 60.0
 AFTER_S = 1.0
 """What the TERM of a requeue may take to arrive."""
+TRIES = 3
 WAITS_WITHIN_S = 5.0
 """From the requeue until Slurm counts it."""
 _POLL_S = 0.2
@@ -69,18 +70,28 @@ def arrange(client: SlurmClient, job_id: str, wish: Wish, *, restarts: int, cloc
 
     `restarts`: of the start that ends.
     """
-    try:
-        info = _requeued(client, job_id, restarts, clock)
-        if info is None:
-            return
-        wanted = excluded_for(wish, info.avoided, client.partition_nodes(info.partition) if wish.avoid else ())
-        if set(wanted) != set(info.avoided):
-            client.avoid(job_id, wanted)
-            say(f"Slurm is told to leave out {fold(wanted)}" if wanted else "Slurm may use all nodes again")
-        if wish.delay_s > 0:
-            client.start_in(job_id, wish.delay_s)
-    except SlurmError as error:
-        say(f"the job waits as Slurm has it: {error}")
+    for left in reversed(range(TRIES)):
+        try:
+            _tell(client, job_id, restarts, wish, clock, say)
+        except SlurmError as error:  # the TERM of the requeue ends a question, too, that is asked just then
+            if not left:
+                say(f"the job waits as Slurm has it: {error}")
+            clock.sleep(AFTER_S)
+        else:
+            break
+
+
+def _tell(client: SlurmClient, job_id: str, restarts: int, wish: Wish, clock: Clock, say: Callable[[str], None]) -> None:  # noqa: PLR0917
+    """Raises SlurmError."""
+    info = _requeued(client, job_id, restarts, clock)
+    if info is None:
+        return
+    wanted = excluded_for(wish, info.avoided, client.partition_nodes(info.partition) if wish.avoid else ())
+    if set(wanted) != set(info.avoided):
+        client.avoid(job_id, wanted)
+        say(f"Slurm is told to leave out {fold(wanted)}" if wanted else "Slurm may use all nodes again")
+    if wish.delay_s > 0:
+        client.start_in(job_id, wish.delay_s)
 
 
 def excluded_for(wish: Wish, now: Sequence[str], partition: Sequence[NodeInfo]) -> tuple[str, ...]:

@@ -69,6 +69,20 @@ def test_a_slurm_that_refuses_changes_nothing(slurm, job_id, clock):
     assert lines == ["the job waits as Slurm has it: scontrol: Access/permission denied"]
 
 
+def test_a_question_that_the_requeues_term_ended_is_asked_again(slurm, job_id, clock):
+    requeue(slurm, job_id, clock, lambda: 0, lambda _: None)
+    ended = iter([SlurmError("scontrol: ended with code -15")])
+    ask = slurm.job
+
+    def job(number):
+        for error in ended:
+            raise error
+        return ask(number)
+
+    slurm.job = job
+    assert told(slurm, job_id, Wish(avoid=("n2",), nodes=2), clock)[0].avoided == ("n2",)
+
+
 @pytest.mark.parametrize(
     ("name", "wish", "now", "partition", "left_out"),
     [
