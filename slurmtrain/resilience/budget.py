@@ -12,7 +12,7 @@ and nothing else does: no requeue, no resubmission, no start by hand.
 | hang, network, storage | 5 | grows |
 | rank_crash, numerical, out_of_memory, launch_failure | 2 | grows |
 | configuration | 0 | - |
-| all together, a preemption before the first step excepted | fewer than `no_progress` in a row | |
+| all together, silent_corruption and a preemption before the first step excepted | fewer than `no_progress` in a row | |
 
 `recovery.budgets` replaces these numbers. A pause grows: none after the first, then backoff_s, doubled by each further one up to
 backoff_max_s.
@@ -118,7 +118,8 @@ def charge(spent: Spent, category: Cause, durable_step: int | None, *, progresse
         spent = replace(spent, durable_step=durable_step, without_progress=0, by_cause={}, attempts=())
         counts = False
     else:
-        counts = category not in ENDS_THE_RUN and not (category == "preempted" and not progressed_first_step)
+        early = category == "preempted" and not progressed_first_step
+        counts = category not in ENDS_THE_RUN and category != "silent_corruption" and not early
     return replace(
         spent,
         attempt=number,
