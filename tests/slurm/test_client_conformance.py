@@ -75,6 +75,30 @@ class SlurmConformance:
         assert slurm.job(job_id).restarts == 1
         slurm.cancel(job_id)
 
+    def test_a_job_that_waits_is_told_where_not_to_start_and_when(self, slurm, script, options):
+        job_id = self.running(slurm, script, [*options, "--requeue"]).job_id
+        slurm.start_in(job_id, 60)  # it runs: nothing
+        with pytest.raises(SlurmError, match="no longer pending"):
+            slurm.avoid(job_id, ["n2"])
+        slurm.requeue(job_id)
+        eventually(lambda: slurm.job(job_id).restarts == 1)
+        slurm.avoid(job_id, ["n3", "n2"])
+        assert sorted(slurm.job(job_id).avoided) == ["n2", "n3"]
+        slurm.avoid(job_id, [])
+        assert slurm.job(job_id).avoided == ()
+        eventually(lambda: slurm.job(job_id).state == "PENDING")
+        begins = []
+        for seconds in (300, 30):
+            slurm.start_in(job_id, seconds)
+            begins.append(slurm.job(job_id).start_time)
+        assert begins[0] - begins[1] == pytest.approx(270, abs=5)
+        eventually(lambda: slurm.job(job_id).reason == "BeginTime")
+        slurm.cancel(job_id)
+
+    def test_nodes_of_a_partition(self, slurm):
+        assert {"n1", "n2", "n3", "n4"} <= {node.name for node in slurm.partition_nodes("main")}
+        assert slurm.partition_nodes("nowhere") == []
+
     def test_a_signal_to_the_batch_shell_ends_nothing(self, slurm, script, options):
         job_id = self.running(slurm, script, options).job_id
         slurm.cancel(job_id, signal="CONT", batch=True)
