@@ -2,8 +2,8 @@
 
 Read is the recorder's JSON form (`torch._C._distributed_c10d._dump_fr_trace_json`), one file a rank; nothing is unpickled. Of each entry
 `process_group` ([name, description]), `collective_seq_id`, `is_p2p`, `profiling_name` and `state` count; `pg_config` names the members
-of a group as world ranks, `pg_status` (of NCCL) the newest collective that was entered, whose entry may be gone: a recorder keeps the
-newest alone.
+of a group as world ranks (NCCL's alone), `pg_status` by `pg_id` the newest collective that was entered, whose entry may be gone: a
+recorder keeps the newest alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 _LIMIT_BYTES = 64 << 20
+_DEFAULT = "default_pg"
+"""torch's description of the group of the whole world, whose `pg_id` is 0."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Missing:
 
     def __str__(self) -> str:
         who = f"{'ranks' if len(self.absent) > 1 else 'rank'} {' '.join(map(str, self.absent))}"
-        return f"{who} never entered {self.operation} number {self.seq} of group {self.group}, where {_some(self.entered)} wait"
+        wait = f"{_some(self.entered)} {'wait' if len(self.entered) > 1 else 'waits'}"
+        return f"{who} never entered {self.operation} number {self.seq} of group {self.group}, where {wait}"
 
 
 def read_flight(path: Path) -> dict[str, Group] | None:
@@ -55,22 +58,33 @@ def groups_of(raw: Any) -> dict[str, Group]:
     try:
         config: Mapping[str, Any] = raw.get("pg_config") or {}
         status: Mapping[str, Any] = raw.get("pg_status") or {}
-        entries: dict[str, dict[int, str]] = {}
+        entries: dict[str, dict[int, str]] = {name: {} for name in config}
+        known = {name: _Known("0" if one.get("desc") == _DEFAULT else "", str(one.get("desc") or "")) for name, one in config.items()}
         for entry in raw.get("entries") or ():
+            name, what = map(str, entry["process_group"])
+            known[name] = _Known(str(entry.get("pg_id", "")), what)
+            found = entries.setdefault(name, {})
             if not entry.get("is_p2p"):
-                told = str(entry["profiling_name"]).rpartition(":")[2]
-                entries.setdefault(str(entry["process_group"][0]), {})[int(entry["collective_seq_id"])] = told
-        return {name: _group(config.get(name), status.get(name), entries.get(name, {})) for name in config.keys() | status.keys() | entries.keys()}
+                found[int(entry["collective_seq_id"])] = str(entry["profiling_name"]).rpartition(":")[2]
+        return {name: _group(known[name], config.get(name), status.get(known[name].number), entries[name]) for name in entries}
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"no record of torch's flight recorder: {error!r}") from error
 
 
-def _group(config: Any, status: Any, entered: Mapping[int, str]) -> Group:
+@dataclass(frozen=True)
+class _Known:
+    """`number`: torch's pg_id."""
+
+    number: str
+    what: str
+
+
+def _group(known: _Known, config: Any, status: Any, entered: Mapping[int, str]) -> Group:
     """World ranks are written as text by torch, and numbers may be."""
     ranks = (config or {}).get("ranks") or ()
     members = tuple(int(rank) for rank in (json.loads(ranks) if isinstance(ranks, str) else ranks))
     newest = int((status or {}).get("last_enqueued_collective") or 0)
-    return Group(members, str((config or {}).get("desc") or ""), entered, max(newest, *entered, 0))
+    return Group(members, known.what, entered, max(newest, *entered, 0))
 
 
 def first_missing(records: Mapping[int, Mapping[str, Group]]) -> Missing | None:
@@ -95,9 +109,9 @@ def _in_group(name: str, records: Mapping[int, Mapping[str, Group]]) -> Missing 
     seq = behind + 1
     there = tuple(rank for rank in known if newest[rank] >= seq)
     absent = tuple(rank for rank in known if newest[rank] < seq)
-    operation = next((entered[rank][seq].partition(" ")[0] for rank in there if seq in entered[rank]), "a collective")
+    operation = next((entered[rank][seq] for rank in there if seq in entered[rank]), "a collective")
     what = next((group.what for group in having.values() if group.what), "")
-    return Missing(f"{name} ({what})" if what else name, seq, operation, there, absent)
+    return Missing(what or name, seq, operation, there, absent)
 
 
 def _some(ranks: Iterable[int], limit: int = 8) -> str:
