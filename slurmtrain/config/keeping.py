@@ -4,7 +4,7 @@
 |---|---|---|---|
 | no | any | any | no: there is nothing to go on with, and Slurm requeues a job that loses a node |
 | yes | requeue | yes | yes: Slurm never requeues such a job, so the supervisor does, and its deputy when the batch host is lost |
-| yes | requeue | no | spares are refused: when the batch host is lost nobody could ask for the requeue; an elastic job is requeued by Slurm |
+| yes | requeue | no | no: when the batch host is lost nobody could ask for the requeue; spares are refused, an elastic job Slurm requeues |
 | yes | chain | any | no: the next link goes on when this one is lost |
 """
 
@@ -29,5 +29,5 @@ def check_spares(job: JobConfig, site: SiteConfig) -> None:
     if not job.recovery.in_place:
         refuse(job, "slurm.spares", slurm.spares, "would stand idle: recovery.in_place = false leaves them no use; set one of the two")
     if not site.slurm.commands_on_nodes and slurm.continuation != "chain":
-        fault = f"compute nodes of site {site.name} have no Slurm commands, so that nobody could requeue the job when its batch host is lost"
+        fault = f"compute nodes of site {site.name} have no Slurm commands: nobody could requeue the job when its batch host is lost"
         refuse(job, "slurm.spares", slurm.spares, f'{fault}: use 0, or slurm.continuation = "chain"')

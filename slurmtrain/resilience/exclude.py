@@ -38,7 +38,7 @@ class Blame:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """An entry of exclude.json. `until`: seconds since the epoch, None: for good; `attempt`: that the supervisor wrote it after; 0: a person did."""
+    """An entry of exclude.json. `until`: seconds since the epoch, None: for good; `attempt`: that led to it, 0: a person wrote it."""
 
     reason: str
     until: float | None = None

@@ -138,8 +138,8 @@ def _examined(c: Composition, chosen: Chosen, avoided: Mapping[str, str]) -> tup
     return replace(chosen, nodes=nodes, spares=(*spares, *(node for node in chosen.spares if node in avoided))), words
 
 
-def avoid_nodes(c: Composition, learnt: Learnt, blames: Sequence[Blame], attempt: int) -> None:
-    """Have nodes avoided: in this start of the job, and by exclude.json in later ones."""
+def avoid_nodes(c: Composition, blames: Sequence[Blame], attempt: int) -> None:
+    """Have nodes avoided from now on, and say so."""
     if not blames:
         return
     hours = c.setup.job.recovery.exclude_hours
@@ -178,7 +178,7 @@ def _learn(c: Composition, record: AttemptRecord, learnt: Learnt, result: CheckR
     """Nodes that failed are bad where others did not; where most did, and of nodes that were only late, the next check decides."""
     problems = result.problems()
     blames = unfit(problems, passed)
-    avoid_nodes(c, learnt, blames, record.attempt)
+    avoid_nodes(c, blames, record.attempt)
     learnt.bad.update({one.node: f"{one.reason}: {one.evidence}" for one in blames})
     learnt.doubted = set(result.late) | set(problems)
     for node, why in result.late.items():

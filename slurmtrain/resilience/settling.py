@@ -32,7 +32,7 @@ def settle(c: Composition, owner: Owner, ended: Ended, learnt: Learnt) -> End | 
     if not _still_mine(c, owner):
         return End(EXIT_NO_RESTART, why="another attempt owns this run now")
     blames = blamed(outcome, ended.lost)
-    avoid_nodes(c, learnt, blames, owner.attempt)
+    avoid_nodes(c, blames, owner.attempt)
     if outcome.kind == "node_failure":
         learnt.bad.update({one.node: f"{one.reason}: {one.evidence}" for one in blames})
     clean(c, owner.attempt, learnt.world)

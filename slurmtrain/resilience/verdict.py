@@ -2,7 +2,9 @@
 
 | the job | who decides |
 |---|---|
-| outlives its nodes (--no-kill) | whatever comes first: the node's agent speaks, or a step of its own is answered: healthy; Slurm calls it down, the step fails, or nothing comes for `PROBE_S`: gone |
+| outlives its nodes (--no-kill) | whatever comes first of the following |
+| | healthy: the node's agent speaks, or a step of its own is answered |
+| | gone: its agent is silent while others speak, Slurm calls it down, the step fails, or nothing comes for `PROBE_S` |
 | does not | Slurm, in up to SlurmdTimeout; a node that answers a step of its own is healthy, and nobody waits |
 
 Of a job that Slurm will take back the batch script must not end before: it would be FAILED, and nobody would start it again. Such a job
@@ -19,6 +21,7 @@ from slurmtrain.errors import EXIT_TEMPFAIL, LaunchError
 from slurmtrain.resilience.allocation import Allocation
 from slurmtrain.resilience.classify import Verdict
 from slurmtrain.resilience.composition import Composition
+from slurmtrain.resilience.nodes import silent_nodes
 from slurmtrain.resilience.ranks import check_spec
 from slurmtrain.resilience.records import AttemptRecord, Outcome, close_attempt
 from slurmtrain.resilience.signals import TERM, Signals
@@ -29,6 +32,8 @@ SLURMD_TIMEOUT_DEFAULT_S = 300.0
 MARGIN_S = 90.0
 """After SlurmdTimeout: slurmctld looks at its nodes in rounds, and TERM takes its way."""
 PROBE_S = 20.0
+LOST_S = 6.0
+"""Twice what an agent with nothing to tell waits: of a node whose ranks are silent, too, it is enough."""
 _POLL_S, _LOOK_S = 1.0, 0.2
 _ASK_S = 10.0
 
@@ -47,13 +52,15 @@ def sound_out(c: Composition, record: AttemptRecord, suspects: tuple[str, ...]) 
     unknown = set(suspects) - gone
     while unknown and c.clock.monotonic() - began < PROBE_S and not c.signals.count(TERM):
         heard = c.agents.heard() if c.agents.watched() else {}
+        silent = silent_nodes(heard, c.clock.monotonic(), limit_s=LOST_S)
         for node in sorted(unknown):
             step = steps[node]
             code = step.poll() if step is not None else -1
             healthy = code == 0 or (node in heard and heard[node].at > began)
-            gone |= {node} if code is not None and not healthy else set()
-            unknown -= {node} if code is not None or healthy else set()
-        c.clock.sleep(_LOOK_S)
+            lost = not healthy and (code is not None or node in silent)
+            gone |= {node} if lost else set()
+            unknown -= {node} if lost or healthy else set()
+        c.clock.sleep(_LOOK_S if unknown else 0.0)
     for step in steps.values():
         if step is not None and step.poll() is None:
             step.abandon()

@@ -123,7 +123,7 @@ def spec_mark(spec: StepSpec) -> str:
 
 
 def end_members(mark: str, clock: Clock, grace_s: float, look: Callable[[], object]) -> None:
-    """TERM to all processes whose mark begins so, `grace_s`, then KILL. `look` reaps the launcher. Raises LaunchError for what outlives it."""
+    """TERM to all whose mark begins so, `grace_s`, then KILL. `look` reaps the launcher. Raises LaunchError for what outlives it."""
     for process in members(mark):
         if _name(process) not in _LAUNCHERS:  # those would take their ranks with them, without grace
             _send(process, signal.SIGTERM)

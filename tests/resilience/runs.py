@@ -60,7 +60,10 @@ def make_run(
     run = RunDir(path)
     run.create()
     wanted = {"steps": 20, "step_s": 0.05, "save_every": 5, **(behaviour or {})}
-    job, where = job_of(path.name, nodes=nodes, gpus=gpus, steps=wanted["steps"], recovery=recovery, **slurm), site or site_of(launcher, gpus)
+    job, where = (
+        job_of(path.name, nodes=nodes, gpus=gpus, steps=wanted["steps"], recovery=recovery, **slurm),
+        site or site_of(launcher, gpus),
+    )
     write_models(run, job, where, build_plan(job, where), SystemDisk())
     (path / "behaviour.json").write_text(json.dumps(wanted))
     return run

@@ -49,7 +49,13 @@ def test_nodes_that_failed_their_check_are_avoided_where_as_many_others_passed(f
 def test_what_is_over_is_forgotten_and_a_damaged_file_or_entry_is_none(tmp_path):
     path = tmp_path / "exclude.json"
     assert read_excluded(path, 100.0) == {}
-    nodes = {"n1": {"until": 101, "reason": "ECC"}, "n2": {"until": 99, "reason": "old"}, "n3": {"until": None}, "n4": 7, "n5": {"until": "x"}}
+    nodes = {
+        "n1": {"until": 101, "reason": "ECC"},
+        "n2": {"until": 99, "reason": "old"},
+        "n3": {"until": None},
+        "n4": 7,
+        "n5": {"until": "x"},
+    }
     path.write_text(json.dumps({"v": 1, "nodes": nodes}))
     assert read_excluded(path, 100.0) == {"n1": "ECC", "n3": ""}
     for damaged in ("{", "[]", '{"v":1}', '{"v":1,"nodes":[]}'):

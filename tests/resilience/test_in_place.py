@@ -153,6 +153,19 @@ def test_a_silent_agent_is_a_node_that_is_not_taken(tmp_path):
     assert "agent is silent" in stage.recorded(2).passed_over["n2"]
 
 
+def test_a_dead_nodes_agent_tells_by_its_silence_before_a_step_has_failed(tmp_path):
+    stage = Stage(tmp_path, spares=1)
+    stage.agents.alive = True
+    begin_with_5_steps(stage)
+    for second in range(200):
+        stage.clock.at(second / 2, lambda s=second: say_hello(stage, *(("n1", "n2", "n3") if s < 10 else ("n1", "n3"))))
+    stage.at(10.0, lambda: lose(stage, "n2"))
+    finish_later(stage)
+    assert stage.supervise().outcome == "finished"
+    assert stage.recorded(1).outcome.node == "n2"
+    assert stage.recorded(2).t_start - stage.recorded(1).t_ranks < 10 + 5
+
+
 def say_hello(stage: Stage, *nodes: str) -> None:
     """Reports of agents, which have done all that they were told."""
     done = {order.number: "nothing was left" for order in stage.agents.orders}
@@ -219,12 +232,18 @@ def two_crashes(tmp_path, **make) -> Stage:
         ("STOP", lambda s: s.run.stop.touch(), 0, "stopped", 0),
         ("TERM at the time limit", lambda s: (s.job(state="COMPLETING", reason="TimeLimit"), s.signals.receive(TERM)), 75, "requeue", 1),
         ("scancel", lambda s: (s.job(state="COMPLETING", reason="None"), s.signals.receive(TERM)), 75, "requeue", 0),
-        ("preempted by requeue", lambda s: (s.job(state="PENDING", reason="BeginTime", restarts=1), s.signals.receive(TERM)), 75, "requeue", 0),
+        (
+            "preempted by requeue",
+            lambda s: (s.job(state="PENDING", reason="BeginTime", restarts=1), s.signals.receive(TERM)),
+            75,
+            "requeue",
+            0,
+        ),
         ("the end is near", lambda s: s.job(end_time=s.clock.time() + 61.0), 75, "requeue", 1),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_who_calls_in_a_pause_is_heard_at_once(tmp_path, name, deed, code, kind, requeued):
+def test_who_calls_in_a_pause_is_heard_at_once(tmp_path, name, deed, code, kind, requeued):  # noqa: PLR0917
     stage = two_crashes(tmp_path)
     stage.at(20.0, lambda: deed(stage), 2)
     called = []

@@ -43,9 +43,7 @@ class Nodes:
 
     def check(self, most: int, least: int = 0, timeout_s: float = 60.0, **more):
         expected = Expected(self.names, "word", describe("", "", (), {}).version)
-        check = Check(
-            self, self.spec, self.attempt, expected, Wanted(most, least or most, timeout_s), clock=self.clock, **more
-        )
+        check = Check(self, self.spec, self.attempt, expected, Wanted(most, least or most, timeout_s), clock=self.clock, **more)
         return check.run()
 
 
