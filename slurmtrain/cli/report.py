@@ -17,7 +17,7 @@ from slurmtrain.resilience.budget import in_words, summary
 from slurmtrain.resilience.examination import read_examination
 from slurmtrain.resilience.lines import number
 from slurmtrain.resilience.records import read_attempts
-from slurmtrain.resilience.state import held
+from slurmtrain.resilience.state import held, held_by_start
 from slurmtrain.rundir import RunDir
 from slurmtrain.slurm.hostlist import fold
 from slurmtrain.store.foreign import newest_foreign
@@ -116,7 +116,7 @@ def report(seen: Seen, *, word: str | None = None) -> Report:
         path=str(run.path),
         next=next_command(seen, word or run.name),
         then=_then(seen, word or run.name),
-        category=seen.facts.outcome.category if seen.facts.outcome and seen.facts.attempt_is_of_job else None,
+        category=_category(seen),
         budget=in_words(seen.spent, job.recovery) if job and seen.state.state != "FINISHED" else "",
         eligible_at=_eligible_at(seen),
         **_numbers(run),
@@ -237,6 +237,12 @@ def next_command(seen: Seen, word: str) -> str:
         rank = seen.facts.outcome.rank if seen.facts.outcome and seen.facts.attempt_is_of_job else None
         return f"slurmtrain logs {name}" + (f" --rank {rank}" if rank is not None else "")
     return resume_command(seen, word)
+
+
+def _category(seen: Seen) -> str | None:
+    if held_by_start(seen.facts.job):
+        return "prolog_failure"
+    return seen.facts.outcome.category if seen.facts.outcome and seen.facts.attempt_is_of_job else None
 
 
 def _eligible_at(seen: Seen) -> float | None:

@@ -8,7 +8,8 @@ and nothing else does: no requeue, no resubmission, no start by hand.
 | finished, stopped, cancelled | no next start is asked for | - |
 | time_limit, preempted | any number | none |
 | node_failure | 20 | none |
-| silent_corruption, prolog_failure | 5 | none |
+| silent_corruption | 5 | none |
+| prolog_failure | any number: Slurm holds the job, and a person lets it go | - |
 | hang, network, storage | 5 | grows |
 | rank_crash, numerical, out_of_memory, launch_failure | 2 | grows |
 | configuration | 0 | - |
@@ -42,7 +43,6 @@ DEFAULTS: Mapping[str, int] = {
     "network": _MEDIUM,
     "storage": _MEDIUM,
     "silent_corruption": _MEDIUM,
-    "prolog_failure": _MEDIUM,
     "rank_crash": _SMALL,
     "numerical": _SMALL,
     "out_of_memory": _SMALL,
@@ -202,7 +202,7 @@ def over(spent: Spent, why: str) -> Spent:
 
 def check_budgets(recovery: RecoveryConfig, *, where: str) -> None:
     """Refuse names that are no causes, or causes after which nothing is started anyway. Raises ConfigError with near names."""
-    names = [cause for cause in CAUSES if cause not in ENDS_THE_RUN]
+    names = [cause for cause in CAUSES if cause not in {*ENDS_THE_RUN, "prolog_failure"}]
     for name, value in recovery.budgets.items():
         if name not in names:
             said = meant(near_words(name, [*names])) or f": use {', '.join(names)}"

@@ -135,12 +135,17 @@ _HELD_BY_START = re.compile(r"launch.failed.requeued.held", re.IGNORECASE)
 """Slurm's own words; blanks are underscores in some of its answers."""
 
 
+def held_by_start(job: JobInfo | None) -> bool:
+    """Whether Slurm holds a job because its start failed on a node (prolog_failure)."""
+    return job is not None and job.state == "PENDING" and _HELD_BY_START.search(job.reason) is not None
+
+
 def held(job: JobInfo) -> str:
     """Why a job that waits is held, and who lets it go; empty where it is not."""
     if job.state != "PENDING":
         return ""
-    if _HELD_BY_START.search(job.reason):
-        return f"its start failed on a node, mostly a prolog (slurmd's log tells): when the node is well, scontrol release {job.job_id}"
+    if held_by_start(job):
+        return f"its start failed on a node, mostly by its prolog, and Slurm drains such a node: scontrol release {job.job_id} lets it go"
     return {"JobHeldUser": f"scontrol release {job.job_id} lets it go", "JobHeldAdmin": "an administrator lets it go"}.get(job.reason, "")
 
 

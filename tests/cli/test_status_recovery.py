@@ -49,7 +49,8 @@ def test_a_job_that_waits_for_nodes_has_no_such_time(desk):
 def test_a_held_job_says_why_and_what_to_type(desk):
     _, job_id = submitted(desk, state="PENDING", reason="launch failed requeued held")
     told = status(desk)
-    assert "a prolog" in told["reason"]
+    assert "its prolog" in told["reason"]
+    assert told["category"] == "prolog_failure"
     assert told["then"] == f"scontrol release {job_id}"
 
 

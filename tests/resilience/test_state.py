@@ -41,7 +41,7 @@ ROWS = [
         "held: a prolog failed",
         facts(job=job("PENDING", "launch failed requeued held"), attempt=attempt("requeue")),
         "REQUEUED",
-        "its start failed on a node, mostly a prolog (slurmd's log tells): when the node is well, scontrol release 12",
+        "its start failed on a node, mostly by its prolog, and Slurm drains such a node: scontrol release 12 lets it go",
     ),
     ("held, in squeue's words", facts(job=job("PENDING", "launch_failed_requeued_held")), "PENDING", "scontrol release 12"),
     ("held by an administrator", facts(job=job("PENDING", "JobHeldAdmin")), "PENDING", "an administrator lets it go"),
