@@ -3,7 +3,8 @@
 `behaviour.json` of the run folder: {"steps": 20, "step_s": 0.05, "save_every": 5, "save_s": 0,
 "faults": [{"attempt": 1, "rank": 3, "step": 4, "do": "exit 7"}]}. Rank 0 trains; the others wait for its word, and for the death of
 a peer, as in a collective. Faults: `exit N` (no record), `raise` (a record of its own), `config`, `kill` (SIGKILL), `deaf` (to a stop),
-`stop` (SIGSTOP), `hang` (for ever in a step), `slow N` (its work takes N times as long as the others').
+`stop` (SIGSTOP), `hang` (for ever in a step), `slow N` (its work takes N times as long as the others'). With `"together": true` rank 0
+waits in each step until all others have come to it.
 """
 
 from __future__ import annotations
@@ -100,6 +101,20 @@ class Rank:
         except psutil.NoSuchProcess:
             return not (self.attempt.path / "agreed").exists()
 
+    def wait_for_all(self) -> None:
+        """As in the step's reduction."""
+        self.heart.beat("wait")
+        for rank in range(1, self.world):
+            while not self._there(rank):
+                self.meet_fault()
+                time.sleep(POLL_S)
+        self.heart.beat("step")
+
+    def _there(self, rank: int) -> bool:
+        with suppress(OSError, ValueError):
+            return int((self.attempt.path / f"at-{rank}").read_text()) >= self.step
+        return False
+
     def work_s(self) -> float:
         """What its own computing took, as this rank tells it."""
         do = self.fault()
@@ -132,6 +147,8 @@ class Rank:
             self.step += 1
             (self.attempt.path / "step").write_text(str(self.step))
             self.heart.beat("step", step=self.step, work_s=self.work_s())
+            if self.behaviour.get("together"):
+                self.wait_for_all()
             self.emit(
                 "step",
                 step=self.step,
@@ -158,6 +175,7 @@ class Rank:
             with suppress(OSError, ValueError):
                 before, self.step = self.step, int((self.attempt.path / "step").read_text())
                 if self.step != before:
+                    (self.attempt.path / f"at-{self.rank}").write_text(str(self.step))
                     self.heart.beat("wait", step=self.step, work_s=self.work_s())
             with suppress(OSError, ValueError):
                 kind, self.step, reason = json.loads((self.attempt.path / "agreed").read_text())
