@@ -152,6 +152,24 @@ def test_steps_that_are_trained_again_within_an_attempt():
     assert kinds == ["startup", *["productive"] * 2, *["redone"] * 2, "other", "restart", *["productive"] * 3, "other"]
 
 
+def test_steps_of_an_early_attempt_are_lost_when_a_late_one_goes_back_behind_them():
+    """The checkpoint of step 4 was damaged: the third attempt begins from step 2, and what two attempts did beyond it is lost."""
+    events = [start(1, 10), *(step(1, 10 + which, which, 1) for which in (1, 2, 3, 4))]
+    events += [start(2, 20, 4), step(2, 21, 5, 1), start(3, 30, 2), *(step(3, 28 + which, which, 1) for which in (3, 4, 5, 6))]
+    told = accounts(story(events, attempts=[attempt(n, 10 * n, 10 * n + 9, restarts=n) for n in (1, 2, 3)], acts=[]))
+    assert (told.kept_steps, told.redone_steps) == (2 + 4, 2 + 1)
+
+
+def test_time_in_which_nobody_had_asked_for_a_job_is_not_available():
+    asked = [act(0, "submit"), act(90, "submit", "8")]
+    events = [step(1, 20, 1), step(2, 110, 2)]
+    told = accounts(story(events, attempts=[attempt(1, 10, 20), attempt(2, 100, 110, job="8")], acts=asked))
+    assert told.wall_us == 110 * SECOND
+    assert told.ettr == pytest.approx(20 / 40), "70 s were nobody's"
+    assert told.scheduling == pytest.approx(20 / 40)
+    assert told.ettr_without_queue == 1.0
+
+
 # N, r_f, w_cp s, u0 s, dt s -> E[ETTR]: published rates put into the published formula (arXiv 2410.21680), by another hand.
 PUBLISHED = [
     ((256, 6.5e-3, 300, 300, 3600), 0.8857),
