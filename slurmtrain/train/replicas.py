@@ -27,6 +27,7 @@ from torch import Tensor
 
 from slurmtrain.checkpoint.group import Group
 from slurmtrain.parallel.apply import Built
+from slurmtrain.parallel.axis import all_gather_single
 from slurmtrain.train.ema import Average
 from slurmtrain.train.optimizer import Optimizer
 
@@ -76,7 +77,7 @@ class Replicas:
         held, whole = self._held()
         mine = torch.stack([checksum(held), checksum(whole).to(held[0].device)])
         everybody = mine.new_empty((len(self._keys) * KINDS,))
-        dist.all_gather_into_tensor(everybody, mine, group=self._world)
+        all_gather_single(everybody, mine, group=self._world)
         sums = everybody.view(-1, KINDS).tolist()
         return odd_ones(self._keys, sums)
 
