@@ -109,10 +109,10 @@ CONVENTIONS: Mapping[str, Mapping[str, str]] = {
         "newest_file": "checkpoints/latest_checkpointed_iteration.txt",
     },
     "torchtitan": {
-        "progress": r"\bstep:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>[-+.\deE]+)(?:\s+grad_norm:\s*(?P<grad_norm>[-+.\deE]+))?",
+        "progress": r"(?<!validate )\bstep:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>[-+.\deE]+)(?:\s+grad_norm:\s*(?P<grad_norm>[-+.\deE]+))?",
         "checkpoint": r"outputs/checkpoint/step-(?P<step>\d+)/\.metadata",
     },
 }
 """Megatron-LM (training.py, checkpointing.py): the last rank prints, `--exit-signal-handler` saves on TERM and leaves with 0,
-`latest_checkpointed_iteration.txt` of the folder given by --save names the newest. torchtitan (metrics.py, checkpoint.py): rank 0 prints,
+`latest_checkpointed_iteration.txt` of the folder given by --save names the newest. torchtitan 0.3.0 (metrics.py, dcp.py): rank 0 prints,
 folders step-N are complete with DCP's .metadata; --dump_folder is {run}/outputs; no signal of its own."""

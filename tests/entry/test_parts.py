@@ -116,7 +116,7 @@ def test_where_to_meet_is_said_once_and_waited_for_with_a_limit(tmp_path):
         publish(path, said, disk)
 
 
-# Printed by Megatron-LM core_r0.12 (training.py, training_log) and torchtitan 0.2 (metrics.py), shortened at their ends.
+# Printed by Megatron-LM core_r0.12 (training.py, training_log) and torchtitan 0.3.0 (metrics.py), shortened at their ends.
 MEGATRON = (
     " [2025-03-01 12:00:00] iteration       10/     500 | consumed samples:           80 | elapsed time per iteration (ms): 1250.4 | "
     "learning rate: 1.500000E-05 | global batch size:     8 | lm loss: 1.081234E+01 | loss scale: 1.0 | grad norm: 5.123 |"
@@ -134,6 +134,7 @@ TITAN = (
         ("megatron", MEGATRON.replace("lm loss", "other loss"), Told(10, {"steps": 500})),
         ("megatron", "successfully loaded checkpoint from /c at iteration 10", None),
         ("torchtitan", TITAN, Told(10, {"loss": 7.2843, "grad_norm": 2.1042})),
+        ("torchtitan", TITAN.replace("step:", "validate step:"), None),
         ("torchtitan", "Saving the checkpoint (or staging if async is enabled).", None),
     ],
 )
