@@ -249,9 +249,9 @@ def _steps(story: Story) -> tuple[int, int]:
     floors, kept, redone = floors_of(story), 0, 0
     for number in (record.attempt for record in story.attempts):
         told = story.told_by(number)
-        lost = sum(map(len, lost_marks(told, floors[number])))
+        lost = sum(told.marks[place].count for places in lost_marks(told, floors[number]) for place in places)
         redone += lost
-        kept += sum(1 for _ in told.steps()) - lost
+        kept += sum(mark.count for mark in told.steps()) - lost
     return kept, redone
 
 

@@ -163,6 +163,7 @@ def _working(told: Told, is_lost: Callable[[int], bool]) -> Iterator[Claim]:
     for place, mark in enumerate(told.marks):
         begin = _begin(mark, at if at is not None else mark.t)
         if last is None and at is not None:
+            begin = mark.t if mark.took is None else begin  # what the first took, and the start before it, cannot be told apart
             yield at, begin, "build"
         elif last is not None and mark.step >= 0:
             stall = mark.stall if mark.stall is not None else told.saves.get(last.step, 0)

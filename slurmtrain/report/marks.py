@@ -26,12 +26,14 @@ class Mark:
     """A step (`step` >= 0), an evaluation or a way back to an earlier checkpoint, that ended at `t` and took `took` (None: not told);
     both in microseconds.
 
-    `stall`: how long training stood still for saves just before this step, as all ranks measured it; `mfu`: of the step.
+    `count`: steps that it stands for (a script may tell of every tenth), of which `step` is the last; `stall`: how long training stood
+    still for saves just before this step, as all ranks measured it; `mfu`: of the step.
     """
 
     t: int
     took: int | None
     step: int = EVALUATION
+    count: int = 1
     stall: int | None = None
     mfu: float | None = None
 
@@ -63,7 +65,7 @@ class Told:
         if self.resumed is not None:
             return self.resumed
         first = next(self.steps(), None)
-        return None if first is None else first.step - 1
+        return None if first is None else first.step - first.count
 
 
 def read_lines(path: Path) -> Iterator[Event]:
@@ -96,7 +98,9 @@ def _take(told: Told, event: Event) -> None:
     if event.kind == "step" and isinstance(f.get("step"), int):
         previous = f.get("previous")
         stall = _micro(previous.get("checkpoint_s")) if isinstance(previous, Mapping) else None
-        told.marks.append(Mark(t, _micro(f.get("step_s")), f["step"], stall, _number(f.get("mfu"))))
+        count = told_count if isinstance(told_count := f.get("count"), int) and told_count > 1 else 1
+        took = _micro(f.get("step_s"))
+        told.marks.append(Mark(t, None if took is None else took * count, f["step"], count, stall, _number(f.get("mfu"))))
     elif event.kind == "eval":
         told.marks.append(Mark(t, _micro(f.get("seconds"))))
     elif event.kind == "rollback":

@@ -55,7 +55,8 @@ FIELDS = {
         },
     ),
     "step": st.fixed_dictionaries(
-        {"step": st.integers(1, 9), "step_s": LENGTHS}, optional={"previous": st.fixed_dictionaries({"checkpoint_s": LENGTHS})}
+        {"step": st.integers(1, 9), "step_s": LENGTHS},
+        optional={"count": st.integers(-1, 5), "previous": st.fixed_dictionaries({"checkpoint_s": LENGTHS})},
     ),
     "eval": st.fixed_dictionaries({"seconds": LENGTHS}),
     "save": st.fixed_dictionaries({"step": st.integers(1, 9), "seconds": LENGTHS}),
@@ -97,7 +98,7 @@ def test_any_history_is_cut_into_parts_that_add_up_to_the_whole(history):
     assert sum(told.parts_us.values()) == sum(told.detail_us.values()) == told.wall_us
     assert all(took >= 0 for took in (*told.detail_us.values(), *told.gpu_us.values(), *told.parts_us.values()))
     assert told.billed_us == sum(one.took * (one.gpus + one.spares) for one in cut)
-    steps = sum(1 for record in history.attempts for _ in history.told_by(record.attempt).steps())
+    steps = sum(mark.count for record in history.attempts for mark in history.told_by(record.attempt).steps())
     assert told.kept_steps + told.redone_steps == steps
     assert 0 <= (told.ettr or 0) <= (told.ettr_without_queue or 0) + 1e-9 <= 1 + 1e-9
     for window in windows(history):
@@ -172,6 +173,19 @@ def test_a_trainer_that_tells_nothing_but_steps():
     events = tell([event(1, 14, "step", step=1), event(1, 18, "step", step=2)])
     found = [(one.kind, one.took / SECOND) for one in timeline(Story([attempt(1, 10, 20)], [], events))]
     assert found == [("startup", 4), ("productive", 4), ("other", 2)]
+
+
+def test_a_script_that_tells_every_tenth_step():
+    events = tell([start(1, 12), event(1, 20, "step", step=10), event(1, 40, "step", step=20, step_s=1.5, count=10)])
+    history = Story([attempt(1, 10, 45)], [], events)
+    assert [(one.kind, one.took / SECOND) for one in timeline(history)] == [
+        ("startup", 2),
+        ("build", 8),
+        ("other", 5),
+        ("productive", 15),
+        ("other", 5),
+    ]
+    assert accounts(history).kept_steps == 11
 
 
 def test_lines_that_are_torn_or_foreign_are_passed_over(tmp_path):
