@@ -10,7 +10,9 @@ from slurmtrain.checkpoint.group import SoloGroup
 from slurmtrain.checkpoint.saver import ArraySource, Header
 from slurmtrain.config.job import CheckpointConfig
 from slurmtrain.errors import CheckpointError
+from slurmtrain.planner.interval import Seen
 from slurmtrain.rundir import RunDir
+from slurmtrain.train.pace import Pace
 from slurmtrain.train.saving import Saves, Surroundings
 from slurmtrain.train.stopping import StopFlag, heard, save_request
 from tests.fakes.clock import FakeClock
@@ -21,12 +23,13 @@ from tests.fakes.thread_group import run_ranks
 class Rank:
     """What a loop does with `Saves`, without training. `events`: (kind, step), of rank 0."""
 
-    def __init__(self, folder, group=None, fates=None, *, behind=False, durable=None, kept=None, **wish):
+    def __init__(self, folder, group=None, fates=None, *, behind=False, durable=None, kept=None, pace=None, **wish):
         self.group, self.clock, self.flag, self.run = group or SoloGroup(), FakeClock(), StopFlag(), RunDir(folder)
         self.saver = FakeSaver(self.group, fates, behind=behind, local=wish.get("local", False))
         self.told, self.step = [], durable or 0
         here = Surroundings(self.run, self.flag, self.group, self.clock, lambda kind, **fields: self.told.append((kind, fields)))
-        self.saves = Saves(self.saver, self, CheckpointConfig(**{"every_steps": 0, **wish}), here, durable=durable, kept=kept)
+        paced = None if pace is None else pace(self.clock, here.tell)
+        self.saves = Saves(self.saver, self, CheckpointConfig(**{"every_steps": 0, **wish}), here, durable=durable, kept=kept, pace=paced)
 
     def verify(self):
         """Nothing is wrong with it."""
@@ -54,7 +57,7 @@ class Rank:
 
     @property
     def events(self):
-        return [(kind, fields["step"]) for kind, fields in self.told]
+        return [(kind, fields.get("step")) for kind, fields in self.told]
 
 
 @pytest.fixture
@@ -92,6 +95,36 @@ def test_rank_0s_clock_decides_for_all(folder):
         return rank.saver.saved, rank.events
 
     assert run_ranks(3, body) == [([3, 6], [("save", 3), ("save", 6)]), ([3, 6], []), ([3, 6], [])]
+
+
+def three_minutes(clock, tell):
+    """Saves of 0.25 s, as the fake's are, on four nodes that have failed every third day for long: sqrt(2 x 0.25 x 18 h) is 180 s."""
+    return Pace(nodes=4, site_rate=1 / 3, restart_s=60.0, before=Seen(10_000, 30_000.0), stalls=(), clock=clock, tell=tell)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_an_interval_that_is_worked_out_is_rank_0s_word_for_all(folder, behind):
+    """Ten minutes to the first save, three from then on; one that is under way is told, and learnt from, when it has ended."""
+
+    def body(group):
+        pace = three_minutes if group.rank == 0 else None
+        rank = Rank(folder, group, behind=behind, interval="auto", pace=pace)
+        for _ in range(20):
+            rank.one()
+            rank.saver.end()
+        return rank.saver.saved, rank.events
+
+    (saved, events), *others = run_ranks(3, body)
+    assert saved[:4] == [10, 13, 16, 19]
+    assert events[:2] == [("save", 10), ("interval", None)]
+    assert [kind for kind, _ in events].count("interval") == 1
+    assert others == [(saved, []), (saved, [])]
+
+
+def test_an_interval_and_minutes_whichever_comes_first(folder):
+    rank = Rank(folder, interval="auto", every_minutes=5.0, pace=three_minutes)
+    rank.steps(16)
+    assert rank.saver.saved == [6, 9, 12, 15]
 
 
 def test_time_does_not_press_while_a_save_is_under_way(folder):
