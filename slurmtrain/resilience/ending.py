@@ -125,13 +125,14 @@ def _after_stop(scene: Scene) -> End:
         return End(EXIT_OK, why="stopped at a checkpoint: the next segment goes on")
     if isinstance(scene.budget, Exhausted):
         return _spent(scene.budget)
-    return _next_link(scene) if scene.chain else _by_requeue(job, own_will=scene.own_will)
+    return _next_link(scene) if scene.chain else _by_requeue(scene, job)
 
 
-def _by_requeue(job: JobInfo, *, own_will: bool) -> End:
+def _by_requeue(scene: Scene, job: JobInfo) -> End:
     running, timed_out = job.state == "RUNNING", job.reason == "TimeLimit"
-    if running and not (own_will or job.in_grace):
-        return End(EXIT_TEMPFAIL, why="TERM by hand: no requeue asked (USR2 asks for one); go on by `slurmtrain submit --resume`")
+    if running and not (scene.own_will or job.in_grace):
+        how = "TERM by hand" if scene.outcome.signal == "TERM" else "a signal to the ranks alone"
+        return End(EXIT_TEMPFAIL, why=f"{how}: no requeue asked (scancel -b -s USR2 asks for one); go on by `slurmtrain submit --resume`")
     if not running and not timed_out:
         return End(EXIT_TEMPFAIL, why=f"no requeue asked: Slurm has decided (state {job.state}, reason {job.reason or 'None'})")
     return End(EXIT_TEMPFAIL, requeue=True, why="requeue")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from slurmtrain.resilience.budget import read_budget
-from slurmtrain.resilience.records import read_attempt, read_attempts
+from slurmtrain.resilience.records import read_attempt, read_attempts, read_owner
 from slurmtrain.rundir import RunDir
 from tests.fixtures_slurm import ROOT, SlurmCluster
 from tests.resilience.runs import make_run
@@ -52,6 +54,7 @@ def started(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> 
         "one": begin(cluster, root, "one", LONG, *CHAIN),
         "spent": begin(cluster, root, "spent", {**LONG, "faults": SEVEN}, *CHAIN, no_progress=2),
         "avoid": begin(cluster, root, "avoid", LONG),
+        "step": begin(cluster, root, "step", LONG),
     }
     for name in ("limit", "avoid"):
         wait_for_step(cluster, found[name].run, 2)
@@ -109,3 +112,18 @@ def test_a_requeued_job_avoids_the_node_and_waits_for_slurms_begin_time(cluster,
     assert (shown["JobState"], shown["Restarts"], shown["ExcNodeList"]) == ("COMPLETED", "1", bad), log
     assert [r.nodes == (bad,) for r in read_attempts(run)] == [True, False]
     assert f"Slurm is told to leave out {bad}" in log
+
+
+def test_a_signal_to_srun_itself_is_heard_by_the_ranks(cluster, started):
+    """C28."""
+    run, job = started["step"].run, started["step"].job
+    wait_for_step(cluster, run, 3)
+    (launcher,) = [
+        p
+        for p in psutil.Process(read_owner(run.owner_json).pid).children()
+        if p.name() == "srun" and any("tiny" in word for word in p.cmdline())
+    ]
+    launcher.send_signal(signal.SIGUSR2)
+    cluster.wait_job(job, timeout_s=60)
+    ended = read_attempt(run, 1).outcome
+    assert (ended.kind, ended.last_durable_step) == ("requeue", ended.step), run.slurm_out(job).read_text()
