@@ -71,6 +71,7 @@ def _accounting(record: Record, folder: Folder) -> dict[str, str]:
         "AccountingStorageHost": "127.0.0.1",
         "AccountingStoragePort": str(record.ports.slurmdbd),
         "AccountingStoragePass": str(folder.munge_socket),  # with slurmdbd: which munged, not a password
+        "AccountingStorageEnforce": "limits",
         "AccountingStorageTRES": "gres/gpu",
         "AccountingStoreFlags": "job_comment",
         "JobAcctGatherType": "jobacct_gather/linux",
