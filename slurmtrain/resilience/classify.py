@@ -135,6 +135,8 @@ def _from_agreement(e: Evidence) -> Verdict | None:
         return Verdict("finished", "its target was reached" if early else "all steps done", step=_step(e.records))
     if "stopped" not in kinds:
         return None
+    if e.launcher_signal and e.asked is None and not e.ended_because:
+        return Verdict("failed", f"the launcher itself was ended by {e.launcher_signal}; the ranks saved and left", step=_step(e.records))
     reasons = sorted({r.error for r in e.records.values() if r.kind == "stopped" and r.error})
     by_person = e.asked in {"stop", "interrupt"} or (e.asked is None and bool(set(reasons) & {"stop", "interrupt"}))
     if e.hang is not None and not by_person:

@@ -103,6 +103,7 @@ class Watch:
             self._look()
             deed = decide(self._view(started_at, step_over=over), self._limits)
             if isinstance(deed, Judge):
+                self._end_orphans(step)
                 break
             if isinstance(deed, Ask):
                 self._ask(deed)
@@ -224,6 +225,12 @@ class Watch:
             step.end(deed.grace_s)
         except LaunchError as error:
             self._say(str(error))
+
+    def _end_orphans(self, step: Step) -> None:
+        """A launcher that was killed leaves its ranks running: they are told to save, and then ended."""
+        if (step.poll() or 0) < 0:
+            self._say("the launcher of the ranks was killed: ending what it left")
+            self._end(step, EndStep("", self._limits.grace_s))
 
     def _settle(self) -> None:
         """Records may reach this host later than the launcher's end: wait for those that are due, a little. Ranks that hung leave none."""

@@ -130,6 +130,12 @@ ROWS = [
         says="the launcher itself was ended by SIGKILL",
     ),
     Row(
+        "srun itself killed, the ranks were told to save",
+        evidence(*every("stopped", "requeue"), launcher_signal="SIGKILL"),
+        "failed",
+        says="ended by SIGKILL; the ranks saved",
+    ),
+    Row(
         "srun killed by the supervisor, which has said why",
         evidence(down=frozenset(), launcher_signal="SIGKILL", ended_because="ranks were left 10 s after the first fault"),
         "failed",

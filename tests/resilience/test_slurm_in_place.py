@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from slurmtrain.report.folder import read_story
+from slurmtrain.report.goodput import accounts
 from slurmtrain.resilience.records import read_attempt, read_attempts
 from slurmtrain.rundir import RunDir
 from tests.fixtures_slurm import SlurmCluster
@@ -46,6 +48,17 @@ def pid_of(words: str, run: RunDir) -> int:
     return found
 
 
+def srun_of_ranks(run: RunDir) -> list[int]:
+    """The srun whose command has the pattern of the ranks' logs, and its shepherd."""
+    found = [
+        process.pid
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.info["name"] == "srun" and f"--output={run.attempt(1).path}/node-%3n.log" in (process.info["cmdline"] or ())
+    ]
+    assert found
+    return found
+
+
 def finished_in_place(cluster: SlurmCluster, started: Started, steps: int = STEPS) -> str:
     """Wait for the job's end; its log. It was one job, and every step was trained from the checkpoint on."""
     run, job = started.run, started.job
@@ -57,18 +70,24 @@ def finished_in_place(cluster: SlurmCluster, started: Started, steps: int = STEP
     assert last == list(range(last[0], steps + 1)), log
     assert last[0] % 5 == 1 or last[0] == steps_of(run, 1)[-1] + 1, "not from a checkpoint"
     assert "Traceback" not in log
+    told = accounts(read_story(run))
+    assert sum(told.parts_us.values()) == told.wall_us
+    assert (told.attempts, told.faults, told.parts_us["queue"]) == (2, 1, 0)
+    assert told.kept_steps == steps
+    assert told.redone_steps == len(steps_of(run, 1)) + len(last) - steps
     return log
 
 
 @pytest.fixture(scope="module")
 def started(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Started]]:
-    """Both at once, on five of the six nodes."""
+    """All at once, on the six nodes."""
     root = tmp_path_factory.mktemp("in place", numbered=True)
     behaviour = {"steps": STEPS, "step_s": 0.1, "save_every": 5}
     wanted = {
         "node": (2, 1, ("--no-kill",), behaviour),
-        "crash": (1, 0, (), {**behaviour, "faults": [{"attempt": 1, "rank": 1, "step": 7, "do": "exit 7"}]}),
+        "crash": (1, 0, (), {**behaviour, "children": 2, "faults": [{"attempt": 1, "rank": 1, "step": 7, "do": "exit 7"}]}),
         "supervisor": (1, 0, (), {**behaviour, "steps": LONGER}),
+        "srun": (1, 0, (), behaviour),
     }
     found: dict[str, Started] = {}
     for name, (nodes, spares, options, what) in wanted.items():
@@ -76,6 +95,9 @@ def started(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> 
         found[name] = Started(run, submit(cluster, run, *options, nodes=nodes + spares))
     wait_for_step(cluster, found["supervisor"].run, 3)
     os.kill(pid_of("tests.resilience.batch", found["supervisor"].run), signal.SIGKILL)
+    wait_for_step(cluster, found["srun"].run, 3)
+    for pid in srun_of_ranks(found["srun"].run):
+        os.kill(pid, signal.SIGKILL)
     wait_for_step(cluster, found["node"].run, 7)
     lost = read_attempt(found["node"].run, 1).nodes[-1]
     cluster.fail(lost)
@@ -88,6 +110,17 @@ def test_a_rank_that_exits_with_a_code_is_tried_again_at_once(cluster, started):
     log = finished_in_place(cluster, started["crash"])
     first = read_attempt(started["crash"].run, 1).outcome
     assert (first.category, first.rank) == ("rank_crash", 1), log
+    assert processes_of(started["crash"].run, 1) == processes_of(started["crash"].run, 2) == [], "C4: children that ignore TERM"
+
+
+def test_a_killed_srun_leaves_no_ranks_and_the_run_goes_on(cluster, started):
+    """C64."""
+    run = started["srun"].run
+    log = finished_in_place(cluster, started["srun"])
+    first = read_attempt(run, 1).outcome
+    assert (first.kind, first.category) == ("failed", "launch_failure"), log
+    assert "ended by SIGKILL" in first.cause
+    assert processes_of(run, 1) == []
 
 
 def test_a_dead_node_is_left_and_the_spare_steps_in(cluster, started):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -33,6 +34,7 @@ from slurmtrain.telemetry.heartbeat import open_heart
 from slurmtrain.telemetry.stopfile import read_stop
 
 POLL_S = 0.03
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 
 class Rank:
@@ -50,6 +52,8 @@ class Rank:
         signal.signal(signal.SIGTERM, self._tell)
         signal.signal(signal.SIGUSR2, self._tell)
         self._pid(self.rank).write_text(str(os.getpid()))
+        for _ in range(self.behaviour.get("children", 0)):
+            subprocess.Popen([sys.executable, "-S", "-c", STUBBORN], start_new_session=True)
 
     def _tell(self, *_: object) -> None:
         self.told = True
