@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from slurmtrain.config.site import FAULT_FIELDS
 from slurmtrain.errors import SlurmError, one_line
 from slurmtrain.resilience.composition import Composition
-from slurmtrain.resilience.records import AttemptRecord, Outcome
+from slurmtrain.resilience.exclude import blamed
+from slurmtrain.resilience.records import AttemptRecord, Outcome, read_owner
 from slurmtrain.shell import Shell, SystemShell
-from slurmtrain.slurm.hostlist import fold
-from slurmtrain.telemetry.faultlog import LoggedEnd, append
+from slurmtrain.slurm.hostlist import expand, fold
+from slurmtrain.telemetry.causes import Cause
+from slurmtrain.telemetry.faultlog import LoggedEnd, append, is_logged
 from slurmtrain.telemetry.history import whoami
 
 PATIENCE_S = 10.0
@@ -39,6 +41,46 @@ def log_end(c: Composition, record: AttemptRecord, outcome: Outcome, bad: Sequen
         _patiently(c, str(path), lambda: append(path, line))
     for node in bad if wish.fault_command is not None else ():
         _call(c, shell or SystemShell(), wish.fault_command or "", end, node)
+
+
+def log_missed(c: Composition, record: AttemptRecord) -> None:
+    """An earlier start's attempt whose supervisor did not live to tell of it: lost with its node, perhaps. Raises nothing.
+
+    What a deputy has written of it counts; else the batch host is to blame where Slurm calls it down.
+    """
+    path = c.setup.site.reliability.fault_log
+    if path is None:
+        return
+    outcome = record.outcome
+    if outcome is None:
+        host = batch_host(c, record)
+        down = bool(c.allocation.down([host]))
+        cause: Cause = "node_failure" if down else "launch_failure"
+        words = f"batch host {host} is down, and its supervisor with it" if down else ""
+        outcome = Outcome(
+            "node_failure" if down else "launch", words, node=host if down else "", t_end=_newest_sign(c, record), category=cause
+        )
+    bad = [one.node for one in blamed(outcome)]
+    try:
+        line = logged(record, outcome, bad, site=c.setup.site.name, user=whoami().partition("@")[0]).to_line()
+    except SlurmError:
+        return
+    _patiently(c, str(path), lambda: None if is_logged(path, c.setup.site.name, record.job_id, record.attempt) else append(path, line))
+
+
+def batch_host(c: Composition, record: AttemptRecord) -> str:
+    """The node on which the attempt's supervisor ran: as its claim says, else Slurm's first of the job."""
+    owner = read_owner(c.run.attempt(record.attempt).claim)
+    nodes = expand(fold((*record.nodes, *record.spares, *record.passed_over)))
+    names = (owner.host, owner.host.partition(".")[0]) if owner is not None else ()
+    return next((name for name in names if name in nodes), nodes[0])
+
+
+def _newest_sign(c: Composition, record: AttemptRecord) -> float:
+    try:
+        return max(record.t_start, c.run.event_file(0).stat().st_mtime)
+    except OSError:
+        return record.t_start
 
 
 def logged(record: AttemptRecord, outcome: Outcome, bad: Sequence[str], *, site: str, user: str) -> LoggedEnd:

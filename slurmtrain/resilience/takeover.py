@@ -11,6 +11,7 @@ from slurmtrain.resilience.account import open_account
 from slurmtrain.resilience.attempt import Ended, outcome_of
 from slurmtrain.resilience.classify import Evidence, Verdict, classify
 from slurmtrain.resilience.composition import Composition
+from slurmtrain.resilience.faulted import log_end, log_missed
 from slurmtrain.resilience.judgement import durable_step
 from slurmtrain.resilience.nodes import Learnt
 from slurmtrain.resilience.ranks import rank_spec
@@ -27,6 +28,8 @@ def take_over(c: Composition, owner: Owner, learnt: Learnt) -> Ended | None:
     records = [r for r in read_attempts(c.run) if r.attempt < owner.attempt]
     mine = [r for r in records if (r.job_id, r.restart_count) == (c.allocation.job_id, c.allocation.restart_count)]
     ended = _inherit(c, mine[-1], learnt) if mine and mine[-1] is records[-1] else None
+    if records and records[-1] not in mine and c.allocation.job_id:
+        log_missed(c, records[-1])
     learnt.attempts = len(mine) if c.allocation.job_id else 0
     open_account(c)
     return ended
@@ -42,6 +45,7 @@ def _inherit(c: Composition, record: AttemptRecord, learnt: Learnt) -> Ended | N
     outcome = outcome_of(c, verdict)
     try_to_write(c, "attempt.json", lambda: close_attempt(c.run, c.disk, record, outcome))
     c.say(f"attempt {record.attempt} {outcome.kind}: {outcome.cause}")
+    log_end(c, record, outcome)
     return Ended(record, outcome) if verdict.kind == "finished" else None
 
 

@@ -31,6 +31,7 @@ LEAST_FAULTS = 5
 _DETAIL = 300
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _MOST_NODES = 200_000
+_NEWEST_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -99,18 +100,31 @@ def append(path: Path, line: bytes) -> None:
         os.close(fd)
 
 
+def is_logged(path: Path, site: str, job_id: str, attempt: int) -> bool:
+    """Whether an attempt's end is in the newest part of the log. Raises OSError, but for a file that is not there."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _NEWEST_BYTES))
+            ends = list(_ends(file))
+    except FileNotFoundError:
+        return False
+    return any((end.site, end.job_id, end.attempt) == (site, job_id, attempt) for end in ends)
+
+
 def read_ends(path: Path, since: float = -math.inf) -> Iterator[LoggedEnd]:
     """The ends from a time on, in the order of the file. Raises OSError where it cannot be read."""
-    names = {one.name for one in fields(LoggedEnd)}
     with open(path, "rb") as file:
-        for line in file:
-            try:
-                raw = json.loads(line)
-                end = _checked({name: value for name, value in raw.items() if name in names})
-            except (ValueError, TypeError, AttributeError, OverflowError):
-                continue
-            if end.t >= since:
-                yield end
+        yield from (end for end in _ends(file) if end.t >= since)
+
+
+def _ends(lines: Iterable[bytes]) -> Iterator[LoggedEnd]:
+    names = {one.name for one in fields(LoggedEnd)}
+    for line in lines:
+        try:
+            raw = json.loads(line)
+            yield _checked({name: value for name, value in raw.items() if name in names})
+        except (ValueError, TypeError, AttributeError, OverflowError):
+            continue
 
 
 def _checked(raw: dict[str, Any]) -> LoggedEnd:

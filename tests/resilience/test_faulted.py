@@ -6,6 +6,8 @@ import json
 import threading
 from types import SimpleNamespace
 
+import pytest
+
 from slurmtrain.clock import SystemClock
 from slurmtrain.config.site import SiteReliability
 from slurmtrain.report.folder import read_story
@@ -19,6 +21,7 @@ from tests.fakes.shell import FakeShell, Said
 from tests.resilience.runs import site_of
 from tests.resilience.stage import Stage
 from tests.resilience.test_in_place import begin_with_5_steps, finish_later, lose
+from tests.resilience.test_takeover import kill
 
 NOW = 1_700_000_000.0
 RECORD = AttemptRecord(2, "4711", 0, NOW, ("n2", "n1"), ("n3",), 4, 8)
@@ -111,3 +114,31 @@ def test_a_run_that_loses_a_node_is_in_the_log_and_in_the_accounts(tmp_path):
     assert told.causes["node_failure"].ends == told.faults == 1
     assert told.detail_us["restart"] == round(second.t_start * 1e6) - round(first.outcome.t_end * 1e6)
     assert told.parts_us["productive"] == 12e6, "twelve steps of a second stand"
+
+
+@pytest.mark.parametrize(("state", "cause", "bad"), [("DOWN", "node_failure", "n1"), ("IDLE", "launch_failure", "")])
+def test_a_batch_host_that_is_lost_with_its_supervisor_is_told_of_by_the_next(tmp_path, state, cause, bad):
+    log = tmp_path / "faults.jsonl"
+    stage = Stage(tmp_path, site=site_of("srun", 2, reliability={"fault_log": log}))
+    kill(stage)
+    stage.start_again()
+    stage.slurm.node("n1", state)
+    stage.train(until=12, first=5, attempt=2)
+    assert stage.supervise().outcome == "finished"
+    first, second = read_ends(log)
+    assert (first.attempt, first.cause, first.bad, first.nodes) == (1, cause, bad, "n[1-2]")
+    assert (second.attempt, second.cause) == (2, "finished")
+    stage.run.finished.unlink()
+    stage.start_again(restarts=2)
+    stage.train(until=12, first=12)
+    assert stage.supervise().outcome == "finished"
+    assert [end.attempt for end in read_ends(log)] == [1, 2, 3], "an end that is there is not told again"
+
+
+def test_an_attempt_whose_supervisor_was_killed_is_told_of_by_its_successor(tmp_path):
+    log = tmp_path / "faults.jsonl"
+    stage = Stage(tmp_path, site=site_of("srun", 2, reliability={"fault_log": log}))
+    kill(stage)
+    stage.train(until=12, first=5, attempt=2)
+    assert stage.supervise().outcome == "finished"
+    assert [(end.attempt, end.cause, end.bad) for end in read_ends(log)] == [(1, "launch_failure", ""), (2, "finished", "")]
