@@ -29,7 +29,8 @@ TOLD_AGAIN = 0.1
 """A change of the interval by more than this share is told."""
 _NEWEST_SAVES = 16
 _NEWEST_STEPS = 20
-_TAIL_BYTES = 1 << 20
+_TAIL_BYTES = 16 << 20
+_OF_A_SAVE = b'"kind":"save"'
 _NO_WORK_LOST: frozenset[Cause] = NOBODYS_FAULT | {"configuration", "launch_failure", "prolog_failure"}
 
 
@@ -140,7 +141,7 @@ def earlier_stalls(run: RunDir) -> list[float]:
     try:
         with open(run.event_file(0), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            told = parse_lines(file.read())
+            told = parse_lines(b"\n".join(line for line in file if _OF_A_SAVE in line))
     except OSError:
         return []
     by_save: dict[tuple[int, Any], float] = {}

@@ -157,7 +157,8 @@ def test_a_run_folder_tells_all(tmp_path):
         Event("save", 2.0, 2, 0, {"step": 300, "seconds": 1.0, "tier": "local"}),
         Event("save", 2.0, 2, 0, {"step": 300, "seconds": 4.0}),
     ]
-    run.event_file(0).write_text("".join(one.to_line() for one in saves) + '{"torn":')
+    steps = Event("step", 2.0, 2, 0, {"step": 301, "loss": 1.0, "grad_norm": 1.0}).to_line() * 20_000
+    run.event_file(0).write_text("".join(one.to_line() for one in saves) + steps + '{"torn":')
     assert earlier_stalls(run) == [3.0] * 15 + [4.0]
     for number, outcome in ((1, {"kind": "failed", "category": "rank_crash"}), (2, None)):
         run.attempt(number).create()
