@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 
-from slurmtrain.resilience.budget import Allowed, Exhausted, charge, judge, opened, over, read_budget, summary, write_budget
+from slurmtrain.resilience.budget import Allowed, Exhausted, charge, judge, made_a_step, opened, over, read_budget, summary, write_budget
 from slurmtrain.resilience.chain import Barred, barred
 from slurmtrain.resilience.composition import Composition
 from slurmtrain.resilience.exclude import read_excluded
@@ -50,7 +50,7 @@ def close_account(c: Composition, attempt: int, outcome: Outcome) -> Allowed | E
     """Charge an attempt's end, and say whether there may be another; what was tried, when there may not."""
     recovery, cause = c.setup.job.recovery, outcome.category or "rank_crash"
     durable = outcome.last_durable_step
-    spent = charge(read_budget(c.run), cause, durable, progressed_first_step=outcome.step is not None, attempt=attempt)
+    spent = charge(read_budget(c.run), cause, durable, progressed_first_step=made_a_step(outcome), attempt=attempt)
     allowed = judge(spent, cause, recovery)
     if isinstance(allowed, Exhausted):
         spent = over(spent, allowed.why)

@@ -30,7 +30,7 @@ from slurmtrain.atomic import Disk, to_json
 from slurmtrain.config.keys import meant, near_words
 from slurmtrain.config.recovery import RecoveryConfig
 from slurmtrain.errors import ConfigError
-from slurmtrain.resilience.records import AttemptRecord
+from slurmtrain.resilience.records import AttemptRecord, Outcome
 from slurmtrain.rundir import RunDir
 from slurmtrain.telemetry.causes import CAUSES, NOBODYS_FAULT, Cause
 from slurmtrain.units import counted
@@ -159,7 +159,7 @@ def opened(spent: Spent, job_id: str, durable_step: int | None, records: Sequenc
             spent,
             (ended.category if ended else None) or "node_failure",
             ended.last_durable_step if ended else durable_step,
-            progressed_first_step=ended is None or ended.step is not None,
+            progressed_first_step=ended is None or made_a_step(ended),
             attempt=record.attempt,
         )
     return spent
@@ -179,6 +179,11 @@ def summary(records: Sequence[AttemptRecord], spent: Spent) -> list[str]:
         at = f" at step {ended.step}" if ended.step is not None else " before the first step"
         lines.append(f"attempt {record.attempt}: {(ended.category or ended.kind).replace('_', ' ')}{where}{at}: {ended.cause}")
     return lines
+
+
+def made_a_step(outcome: Outcome) -> bool:
+    """Whether an attempt came past the checkpoint that it began with, as far as it can be told from its end."""
+    return (outcome.step or 0) > (outcome.last_durable_step or 0)
 
 
 def in_words(spent: Spent, recovery: RecoveryConfig) -> str:

@@ -20,6 +20,11 @@ def stop_at(end_time: float | None, saves: Iterable[float], step_s: float, *, ma
     return end_time - 2 * max(saves, default=0.0) - step_s - margin_s
 
 
+def another_start_s(began: float, spoke: float | None, saves: Iterable[float], step_s: float) -> float:
+    """Seconds that another start, a step and its save take, by the last start: from `began` to the first word of its ranks (None: none)."""
+    return max(0.0, (spoke or began) - began) + 2 * max(saves, default=0.0) + step_s + MARGIN_S
+
+
 def too_short(now: float, end_time: float | None, saves: Iterable[float], step_s: float) -> str | None:
     """One line when a start, a step and a save surely do not fit into what is left of the job's time; else None."""
     limit = stop_at(end_time, saves, step_s)

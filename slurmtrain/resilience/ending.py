@@ -151,7 +151,7 @@ def _spent(budget: Exhausted) -> End:
 def _after_fault(scene: Scene) -> End | Again:
     job = scene.job
     goes = job is not None and job.state != "RUNNING"
-    if scene.outcome.kind == "node_failure" and goes and not scene.foreground:
+    if "node_failure" in {scene.outcome.kind, scene.outcome.category} and goes and not scene.foreground:
         whose = "Slurm ends this link: the next one goes on" if scene.chain else "Slurm requeues the job itself"
         return End(EXIT_TEMPFAIL, why=whose, waits=not scene.chain)
     if isinstance(scene.budget, Exhausted):

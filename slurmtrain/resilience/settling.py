@@ -12,13 +12,16 @@ from slurmtrain.resilience.budget import Allowed, Exhausted
 from slurmtrain.resilience.chain import is_last_link
 from slurmtrain.resilience.cleaning import clean
 from slurmtrain.resilience.composition import Composition
+from slurmtrain.resilience.deadline import another_start_s
 from slurmtrain.resilience.ending import Again, End, Scene, decide_end
 from slurmtrain.resilience.exclude import blamed
 from slurmtrain.resilience.faulted import log_end
 from slurmtrain.resilience.nodes import Learnt
-from slurmtrain.resilience.records import Owner, close_attempt, read_owner
+from slurmtrain.resilience.records import AttemptRecord, Owner, close_attempt, read_owner
 from slurmtrain.resilience.selection import avoid_nodes, least_nodes, standing
+from slurmtrain.resilience.tracker import Tracker
 from slurmtrain.telemetry.history import cancelled, read_acts
+from slurmtrain.telemetry.reader import EventTail
 
 _OVER = frozenset({"finished", "stopped", "config"})
 
@@ -62,7 +65,16 @@ def _scene(c: Composition, ended: Ended, budget: Allowed | Exhausted, learnt: Le
         no_kill=c.outlives_nodes,
         in_place=c.setup.job.recovery.in_place,
         time_left_s=None if grant.end_time is None else grant.end_time - c.clock.time(),
+        needed_s=_needed_s(c, ended.record),
     )
+
+
+def _needed_s(c: Composition, record: AttemptRecord | None) -> float:
+    """What another start takes, by what the events tell of this one and of all saves."""
+    tracker = Tracker(record.attempt if record else 0)
+    mine = tracker.take(EventTail(c.run.event_file(0)).poll())
+    spoke = next((event.t for event in mine if event.kind == "start"), None)
+    return another_start_s(record.t_start if record else 0.0, spoke, [tracker.slowest_save_s], tracker.step_s)
 
 
 def _still_mine(c: Composition, owner: Owner) -> bool:

@@ -15,6 +15,7 @@ from slurmtrain.resilience.budget import (
     charge,
     check_budgets,
     judge,
+    made_a_step,
     opened,
     over,
     read_budget,
@@ -118,6 +119,15 @@ def test_attempts_without_a_newer_checkpoint_are_counted_whatever_their_cause(to
     for cause, durable, *stepped in told:
         spent = charge(spent, cause, durable, progressed_first_step=(stepped or [True])[0])
     assert spent.without_progress == stuck
+
+
+@pytest.mark.parametrize(
+    ("step", "durable", "made"),
+    [(None, None, False), (0, None, False), (1, None, True), (100, 100, False), (None, 100, False), (101, 100, True)],
+)
+def test_an_attempt_that_went_on_from_a_checkpoint_and_made_no_step_is_told_by_its_end(step, durable, made):
+    """Broken: a run that is preempted three times while it loads is over."""
+    assert made_a_step(Outcome("requeue", "b", step=step, last_durable_step=durable)) is made
 
 
 def test_the_third_attempt_without_progress_ends_the_run():

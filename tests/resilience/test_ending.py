@@ -74,6 +74,11 @@ MPIEXEC = Scene(Outcome("failed", "because", category="rank_crash"), None, foreg
         ("a node is lost, the job outlives it", fault("node_failure", no_kill=True), AGAIN),
         ("a node is lost, and the job with it soon", fault("node_failure"), (75, True)),
         ("a node is lost, Slurm has taken the job", fault("node_failure", job("PENDING"), no_kill=True), (75, False)),
+        (
+            "Slurm's TERM came for a dead node",
+            Scene(Outcome("requeue", "b", category="node_failure", signal="TERM"), job("PENDING"), **HERE),
+            (75, False),
+        ),
         ("a node of a link is lost", fault("node_failure", job("COMPLETING"), chain=True), (75, False)),
         ("a stop was asked because a node is slow", fault("requeue"), AGAIN),
         ("just enough time", fault(time_left_s=80.0, needed_s=60.0), AGAIN),
