@@ -103,6 +103,47 @@ def test_a_stop_reaches_all_ranks_and_the_run_goes_on_where_it_saved(tmp_path):
     assert [e.fields["step"] for e in read_events(run.events) if e.kind == "step"] == list(range(1, 61))
 
 
+MEGATRON = """
+    import os, pathlib, signal, sys, time
+    rank, world, save = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), pathlib.Path(sys.argv[sys.argv.index("--save") + 1])
+    newest, agreed, asked = save / "latest_checkpointed_iteration.txt", pathlib.Path("agreed-" + os.environ["SLURMTRAIN_ATTEMPT"]), []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    if rank == world - 1:
+        step = int(newest.read_text()) if newest.exists() else 0
+        print(f"  successfully loaded checkpoint from {save} at iteration {step}", flush=True)
+        while step < 40 and not asked:
+            time.sleep(0.05)
+            step += 1
+            print(f" iteration {step:8}/      40 | consumed samples: {step} | lm loss: {10 / step:.6E} | grad norm: 1.0 |", flush=True)
+        agreed.with_suffix(".new").write_text(str(step))
+        agreed.with_suffix(".new").rename(agreed)
+    else:
+        while not agreed.exists():
+            time.sleep(0.02)
+        newest.write_text(agreed.read_text())
+"""
+"""The last rank trains and prints; at the end, or on TERM, all save the step that they agree on, and leave with 0."""
+
+
+def test_a_script_with_megatrons_habits_is_read_stopped_and_gone_on_with_by_them(tmp_path):
+    words = ("--save", "{checkpoints}", "--exit-signal-handler")
+    run = script_run(tmp_path / "run", MEGATRON, nodes=2, words=words, convention="megatron")
+    process = supervise(run)
+    until("iteration 5", lambda: max(told(run), default=0) >= 5)
+    run.stop.touch()
+    out = wait(process)
+    (record,) = read_attempts(run)
+    newest = int((run.checkpoints / "latest_checkpointed_iteration.txt").read_text())
+    assert (process.returncode, record.outcome.kind, record.outcome.last_durable_step) == (0, "stopped", newest), out
+    assert newest == max(told(run))
+    run.stop.unlink()
+    out = wait(again := supervise(run))
+    assert again.returncode == 0, out
+    assert read_attempts(run)[1].outcome.last_durable_step == 40
+    assert {n: e.fields["loss"] for n, e in told(run).items()} == {n: float(f"{10 / n:.6E}") for n in range(1, 41)}
+    assert "step 40/40  loss 0.2500" in out
+
+
 def cli(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [SLURMTRAIN, *words, "--root", str(root)]
     return subprocess.run(argv, env=clean_environment(), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
