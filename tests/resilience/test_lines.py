@@ -38,6 +38,35 @@ def line(kind: str, **fields: object) -> str | None:
             ["checkpoint of step 100 not saved: full; the newest is that of step 50"],
         ),
         ("save_failed", {"step": 100, "error": "x", "durable": None}, ["x; there is none yet"]),
+        (
+            "skip",
+            {"step": 8, "cause": "nonfinite", "why": "step 8: loss nan", "in_row": 1, "skip_steps": 2, "skipped": 5},
+            ["step 8: loss nan; skipped, 1 of 2 in a row, 5 in all"],
+        ),
+        (
+            "rollback",
+            {
+                "step": 9,
+                "to": 6,
+                "cause": "spike",
+                "why": "step 9: loss 80",
+                "changed": {"lr_factor": 0.5, "until": 106, "left_out": [48, 72]},
+                "number": 1,
+                "rollbacks": 3,
+            },
+            ["step 9: loss 80; back to step 6, rollback 1 of 3: learning rate x 0.5 up to step 106, samples 48 to 72 left out"],
+        ),
+        ("rollback", {"to": 6, "why": "x", "changed": {}, "number": 1, "rollbacks": 3}, ["x; back to step 6, rollback 1 of 3"]),
+        (
+            "corruption",
+            {"step": 9, "suspects": [{"rank": 2, "node": "n3", "gpu": 1}], "certain": True, "stage": "repeat", "again": [7, 9]},
+            ["replicas differ after step 9: rank 2 on n3, GPU 1; steps 7 to 9 are run again on the same nodes"],
+        ),
+        (
+            "corruption",
+            {"step": 9, "suspects": [], "certain": True, "stage": "closed", "finding": "transient", "why": "all equal"},
+            ["replicas are equal at step 9; transient: all equal"],
+        ),
         ("load", {"step": 50, "seconds": 0.5, "passed_over": [[60, "is short"]]}, ["step 50", "passed over step 60: is short"]),
         (
             "load",
@@ -49,7 +78,9 @@ def line(kind: str, **fields: object) -> str | None:
         (
             "interval",
             {"seconds": 2412.3, "stall_s": 6.21, "mtbf_s": 414_000.0, "nodes": 32, "failures": 1, "node_days": 12.25},
-            ["checkpoints every 40.2 min from here on: a save takes 6.21 s, 32 nodes meet a failure in 4.79 days (1 seen in 12.2 node-days)"],
+            [
+                "checkpoints every 40.2 min from here on: a save takes 6.21 s, 32 nodes meet a failure in 4.79 days (1 seen in 12.2 node-days)"
+            ],
         ),
         ("aside", {"step": 60, "why": "rank-00000.h5: cut"}, ["set aside the checkpoint of step 60: rank-00000.h5: cut"]),
         ("change", {"step": 50, "keys": {"optimizer.lr": [1e-3, 5e-4]}}, ["otherwise from step 50 on: optimizer.lr: 0.001 -> 0.0005"]),

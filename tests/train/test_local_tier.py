@@ -40,6 +40,7 @@ from tests.checkpoint.staging import server_of
 from tests.mpi_world import gloo_group, run_command, run_world
 from tests.parallel.layouts import world_of
 from tests.steps.conformance import until
+from tests.train.faulty import doomed, nan
 from tests.train.runs import Run, make_data, make_job, make_site
 from tests.train.several import tensors_of
 
@@ -54,10 +55,10 @@ def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("data"))
 
 
-def make_nodes(folder, data, *, steps=LAST, per_node=1, scratch="scratch/$SLURMTRAIN_NODE", **checkpoint) -> Run:
+def make_nodes(folder, data, *, steps=LAST, per_node=1, scratch="scratch/$SLURMTRAIN_NODE", recovery=None, **checkpoint) -> Run:
     """A run on two emulated nodes, each with a scratch folder of its own."""
     plain = make_job(data, nodes=2, gpus=per_node, dp_mode="fsdp", training={"steps": steps}, optimizer=OPTIMIZER).model_dump()
-    job = JobConfig.model_validate({**plain, "checkpoint": checkpoint})
+    job = JobConfig.model_validate({**plain, "checkpoint": checkpoint, "recovery": recovery or {}})
     site = make_site().model_copy(update={"paths": SitePaths(scratch=folder / scratch)})
     run = Run(RunDir(folder / "run"), 2, per_node)
     run.run.create()
@@ -113,13 +114,14 @@ def _live(life: Life) -> str:
         dist.barrier()
     step = session.step
 
-    def mortal(number, *more):
-        if life.dies is not None and number > life.dies:
+    def mortal(number, *more, **how):
+        if number > life.dies:
             session.saver.wait()
             raise KilledError
-        return step(number, *more)
+        return step(number, *more, **how)
 
-    object.__setattr__(session, "step", mortal)
+    if life.dies is not None:
+        object.__setattr__(session, "step", mortal)
     sink = EventSink(life.run.event_file(0), clock, life.number, rank) if rank == 0 else None
     try:
         return str(Loop(session, Standing(rank, world.node), sink, clock).run().step)
@@ -147,11 +149,13 @@ def lives(data, tmp_path_factory):
         "copies": make_nodes(base / "copies", data, local=True, every_steps=3, flush_every=100),
         "flushed": make_nodes(base / "flushed", data, local=True, every_steps=3, flush_every=2, mode="async"),
         "back": make_nodes(base / "back", data, local=True, every_steps=2, flush_every=2, mode="async"),
+        "bad": make_nodes(base / "bad", data, recovery={"numerics": {"rollbacks": 1}}, local=True, every_steps=3, flush_every=2),
         "nothing": make_nodes(base / "nothing", data, local=True, every_steps=3, flush_every=100),
         "unusable": make_nodes(base / "unusable", data, local=True, every_steps=2, flush_every=3),
         "together": make_nodes(base / "together", data, local=True, scratch="scratch"),
     }
     make_rules(runs["flushed"].run)
+    doomed(runs["bad"].run, nan(11, rank=1))
     (base / "unusable" / "scratch").mkdir()
     disk(runs["unusable"], "n2").touch()
     flushed = local_dir(disk(runs["flushed"], "n2"), runs["flushed"].run, make_rules(runs["flushed"].run))
@@ -165,6 +169,7 @@ def lives(data, tmp_path_factory):
         Life(here["flushed"], 2, ("n4", "n2"), lose=(disk(runs["flushed"], "n1"), *gone)),
         Life(here["back"], 1, ("n1", "n2"), dies=9),
         Life(here["back"], 2, ("n1", "n2"), back_to=5),
+        Life(here["bad"], 1, ("n1", "n2")),
         Life(here["nothing"], 1, ("n1", "n2"), dies=4),
         Life(here["nothing"], 2, ("n3", "n2"), lose=(disk(runs["nothing"], "n1"), disk(runs["nothing"], "n2"))),
         Life(here["unusable"], 1, ("n1", "n2")),
@@ -176,6 +181,17 @@ def lives(data, tmp_path_factory):
     for life, end in zip(plan, results[0], strict=True):
         ends.setdefault(life.run.path.parent.name, []).append(end)
     return runs, ends
+
+
+def test_back_to_the_run_folder_in_an_attempt(lives):
+    """From step 11: what nodes have of step 9 goes, and is saved anew."""
+    runs, ends = lives
+    run = runs["bad"]
+    assert ends["bad"] == ["12"]
+    assert [(e["step"], e["to"]) for e in run.events("rollback")] == [(11, 6)]
+    assert [e["step"] for e in run.events("save") if e.get("tier") == "local"] == [3, 6, 9, 9]
+    assert run.steps()[10:] == [one for one in runs["undisturbed"].steps() if one[0] >= 7]
+    assert_same_state(run, runs["undisturbed"], LAST)
 
 
 def same_as_undisturbed(runs, run, attempt, first):
