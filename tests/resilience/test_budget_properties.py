@@ -101,7 +101,6 @@ class Life:
     number: int = 0
     durable: int = 0
     link: int = 1
-    requeues_of_start: int = 0
     log: list = field(default_factory=list)
 
     def lives(self, happened: list[Happened]) -> None:
@@ -132,7 +131,6 @@ class Life:
 
     def _next_start(self, one: Happened, outcome: Outcome, end: End, *, last: bool) -> bool:
         """Whether Slurm, or the next link, begins another start after this end."""
-        self.requeues_of_start = 0
         if self.mode in {"chain", "segment"}:
             self.link += 1
             record = AttemptRecord(self.number, "12_1", 0, 0.0, ("n1",), (), 1, 1, outcome=outcome)
