@@ -232,8 +232,8 @@ def next_command(seen: Seen, word: str) -> str:
     if seen.state.state in {"PENDING", "REQUEUED", "RUNNING"}:
         return f"slurmtrain logs -f {name}"
     if seen.state.state == "FINISHED":
-        script = (job := config_of(run)) is not None and job.entry is not None
-        return f"ls {shlex.quote(str(run.checkpoints))}" if script else f"slurmtrain ckpt list {name}"
+        script = (job := config_of(seen.run)) is not None and job.entry is not None
+        return f"ls {shlex.quote(str(seen.run.checkpoints))}" if script else f"slurmtrain ckpt list {name}"
     if seen.state.state == "FAILED":
         rank = seen.facts.outcome.rank if seen.facts.outcome and seen.facts.attempt_is_of_job else None
         return f"slurmtrain logs {name}" + (f" --rank {rank}" if rank is not None else "")
