@@ -97,6 +97,11 @@ class SlurmCluster:
         self.wait(f"job {job} in {' '.join(sorted(wanted))}", lambda: self.job(job).get("JobState") in wanted, timeout_s)
         return self.job(job)
 
+    def wait_gone(self, job: str, timeout_s: float = 60) -> str:
+        """Wait until the job is over, or until Slurm has forgotten it (MinJobAge); its last state, empty when it is forgotten."""
+        self.wait(f"the end of job {job}", lambda: self.job(job).get("JobState", "") in OVER | {""}, timeout_s)
+        return self.job(job).get("JobState", "")
+
     def start_requeued(self, job: str, restarts: int = 1) -> None:
         """Wait until the job was requeued so often, and spare it its begin time; it may have begun by itself meanwhile."""
         self.wait(f"requeue {restarts} of job {job}", lambda: self.job(job).get("Restarts") == str(restarts), timeout_s=90)

@@ -62,10 +62,11 @@ def srun_of_ranks(run: RunDir) -> list[int]:
 def finished_in_place(cluster: SlurmCluster, started: Started, steps: int = STEPS) -> str:
     """Wait for the job's end; its log. It was one job, and every step was trained from the checkpoint on."""
     run, job = started.run, started.job
-    shown = cluster.wait_job(job, timeout_s=90)
+    cluster.wait("the end of the run", run.exit_code.exists, timeout_s=90)
     log = run.slurm_out(job).read_text()
-    assert (shown["JobState"], shown["Restarts"], shown["ExitCode"]) == ("COMPLETED", "0", "0:0"), log
-    assert [r.attempt for r in read_attempts(run)] == [1, 2], log
+    assert run.exit_code.read_text() == "0\n", log
+    assert cluster.wait_gone(job) in {"COMPLETED", ""}
+    assert [(r.attempt, r.job_id, r.restart_count) for r in read_attempts(run)] == [(1, job, 0), (2, job, 0)], log
     last = steps_of(run, 2)
     assert last == list(range(last[0], steps + 1)), log
     assert last[0] % 5 == 1 or last[0] == steps_of(run, 1)[-1] + 1, "not from a checkpoint"
