@@ -13,6 +13,7 @@ from slurmtrain.models.decoder import Decoder
 from slurmtrain.models.initial import initialise
 from slurmtrain.runtime.seeds import seed_for
 from slurmtrain.store.listing import steps_present
+from slurmtrain.telemetry.reader import read_events
 from tests.train.runs import make_data, make_job, make_run
 
 pytestmark = pytest.mark.mpi
@@ -74,12 +75,20 @@ def test_a_signal_on_one_rank_stops_all_at_one_step_and_resume_repeats_the_run(d
     beside = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"mode": "async"})})
     straight, stopped = make_run(tmp_path / "straight", job), make_run(tmp_path / "stopped", beside)
     straight.attempt(1)
+    began = time.time()
     stopped.attempt(1, disturb="signal@6")
     assert {(rank, e.kind, e.step, e.error) for rank, e in stopped.exits(1).items()} == {(r, "stopped", 6, "requeue") for r in (0, 1)}
     assert steps_present(stopped.run.checkpoints) == [5, 6]
     stopped.attempt(2)
     assert stopped.steps(1) + stopped.steps(2) == straight.steps()  # bit for bit, nothing twice, nothing left out
     assert {e.kind for e in stopped.exits(2).values()} == {"finished"}
+    first, second = (one["startup"] for one in stopped.events("start"))
+    assert set(first) == set(second) == {"python_s", "mpi_s", "group_s", "build_s", "load_s"}
+    up = next(event.t for event in read_events(stopped.run.events) if event.kind == "start")
+    assert began - 0.1 < up - sum(first.values()) < began + 30, "the stages add up to the age of the process"
+    assert first["load_s"] == 0.0
+    assert second["load_s"] == pytest.approx(stopped.events("load", attempt=2)[0]["seconds"], abs=1e-3)
+    assert min(first["python_s"], first["mpi_s"], first["build_s"]) > 0
 
 
 @pytest.mark.parametrize(
