@@ -76,6 +76,7 @@ class Agent:
     told: bool = False
     term: bool = False
     ended_at: float | None = None
+    replaced_at: float | None = None
     _heard_at: float = 0.0
     _reported_at: float = float("-inf")
     _said: object = None
@@ -120,7 +121,8 @@ class Agent:
         """Report, if there is something to be said, and find out whether to stay."""
         now = self.clock.monotonic()
         self._report(now)
-        seen = Presence(now, self._heard_at, self.ended_at, self.told, replaced, self.term)
+        self.replaced_at = (now if self.replaced_at is None else self.replaced_at) if replaced else None
+        seen = Presence(now, self._heard_at, self.ended_at, self.told, self.replaced_at, self.term)
         return fate(seen, silence_s=self.charge.silence_s, orphan_s=self.charge.orphan_s)
 
     def _report(self, now: float) -> None:
@@ -142,21 +144,32 @@ class Agent:
 
 
 class Tenancy:
-    """Of two agents of a run on one node the younger stays: its number stands in the node's memory."""
+    """Of two agents of a run on one node the younger stays: its number stands in the node's memory. A younger one that died is none."""
 
     def __init__(self, run: Path, node: str) -> None:
         self._run, self._node = run, node
         self._file = run_memory(run) / node / "agent"
         self._mine = f"{os.getpid()} {os.urandom(8).hex()}"
+        self._processes = Processes()
+        self._take()
+
+    def _take(self) -> None:
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._file.write_text(self._mine)
 
     def lost(self) -> bool:
         try:
-            return self._file.read_text() != self._mine
+            now = self._file.read_text()
         except OSError:
             return False
+        pid = now.partition(" ")[0]
+        if now == self._mine:
+            return False
+        if pid.isdigit() and self._processes.state(int(pid)) == "gone":
+            self._take()
+            return False
+        return True
 
     def give_up(self) -> None:
         if not self.lost():

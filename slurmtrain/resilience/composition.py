@@ -11,6 +11,7 @@ from slurmtrain.clock import Clock
 from slurmtrain.config.keeping import outlives_nodes
 from slurmtrain.config.stored import read_job, read_plan, read_site
 from slurmtrain.errors import LaunchError
+from slurmtrain.resilience.agent_steps import LocalStarter, SrunStarter, Starter, StepAgents
 from slurmtrain.resilience.agents import Agents, NoAgents
 from slurmtrain.resilience.allocation import Allocation, LocalAllocation, SlurmAllocation
 from slurmtrain.resilience.ranks import Setup
@@ -78,12 +79,17 @@ def compose(
     if setup.site.launcher == "mpiexec":
         allocation: Allocation = LocalAllocation(setup.plan.nodes)
         launcher: StepLauncher = MpiexecLauncher(shell, clock, environ)
+        starter: Starter = LocalStarter(setup, shell, environ)
     elif client is not None:
-        allocation, launcher = SlurmAllocation(client, clock, environ), SrunLauncher(shell, clock, environ, client)
+        srun = SrunLauncher(shell, clock, environ, client)
+        allocation, launcher = SlurmAllocation(client, clock, environ), srun
+        deputies = not foreground and outlives_nodes(setup.job, setup.site)
+        starter = SrunStarter(setup, srun, environ, allocation.step_job_id, deputies=deputies)
     else:
         raise LaunchError(
             f"site {setup.site.name} starts ranks by srun, and this is no Slurm job: use `slurmtrain submit`, or salloc first"
         )
     tee = run.slurm_out(allocation.job_id or "local") if foreground else None
     say = Speaker(clock, disk, tee)
-    return Composition(setup, environ, clock, disk, client, allocation, launcher, signals, say, foreground, command)
+    agents = StepAgents(starter, clock, say)
+    return Composition(setup, environ, clock, disk, client, allocation, launcher, signals, say, foreground, command, agents)

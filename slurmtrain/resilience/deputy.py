@@ -18,7 +18,6 @@ last: it ends the one who calls it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from slurmtrain.atomic import Disk, SystemDisk, to_json
 from slurmtrain.clock import Clock, SystemClock
 from slurmtrain.errors import EXIT_TEMPFAIL, SlurmError, one_line
 from slurmtrain.resilience.allocation import SlurmAllocation
+from slurmtrain.resilience.lines import stamp
 from slurmtrain.resilience.records import Outcome, Owner, close_attempt, read_attempt, read_owner
 from slurmtrain.rundir import RunDir
 from slurmtrain.shell import Shell, SystemShell
@@ -113,6 +113,7 @@ class Deputy:
         self._run, self._node, self._place, self._allocation = run, node, place, allocation
         self._client, self._clock, self._disk, self._probe, self._away, self._say = client, clock, disk, probe, away, say
         self._taken_at: float | None = None
+        self._told = ""
 
     def stand_in(self) -> Word:
         """Wait for the turn, look until there is something to do, and do it; what came of it ("wait": nothing, the agent is to leave)."""
@@ -122,12 +123,17 @@ class Deputy:
         while self._clock.monotonic() - begun < LIMIT_S:
             scene = self._look()
             word, why = judge(scene)
-            self._say(f"{self._node}, deputy: {why}")
+            self._tell(why)
             if word == "leave" or (word != "wait" and self._act(word, why, scene)):
                 return word
             if not self._pause(POLL_S):
                 return "wait"
         return "wait"
+
+    def _tell(self, why: str) -> None:
+        if why != self._told:
+            self._say(f"{self._node}, deputy: {why}")
+        self._told = why
 
     def _pause(self, seconds: float) -> bool:
         """False when the agent is to leave."""
@@ -237,7 +243,9 @@ def stand_in(run: RunDir, node: str, place: int, environ: Mapping[str, str], *, 
     allocation = SlurmAllocation(client, clock, environ)
 
     def say(line: str) -> None:
-        sys.stderr.write(line + "\n")
+        """Into the job's own log, as the supervisor's lines: who is lost has left nobody to print them."""
+        with suppress(OSError):
+            disk.append(run.slurm_out(allocation.job_id), f"{stamp(clock.time())} {line}\n".encode())
 
     def probe(host: str) -> bool:
         return answers(shell, environ, allocation.step_job_id, host)
