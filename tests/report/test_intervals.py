@@ -83,7 +83,7 @@ def stories(draw):
     return Story(records, draw(st.lists(ACTS, max_size=6)), tell(draw(st.lists(EVENTS, max_size=25))), now, draw(st.booleans()))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(stories())
 def test_any_history_is_cut_into_parts_that_add_up_to_the_whole(history):
     cut = list(timeline(history))
