@@ -10,7 +10,7 @@ from tests.train.worlds import Trainer, start
 
 
 def compared(model, layouts):
-    """{layout: what comparisons say after each of three steps, and with a bit flipped on each rank in turn}."""
+    """{layout: what comparisons say after each of three steps, with a bit flipped on each rank in turn, and in a moment of rank 1}."""
     group = start()
     return {name: _one(Trainer(model, layout, 1.0), group) for name, layout in layouts.items()}
 
@@ -29,4 +29,6 @@ def _one(trainer, group):
         flipped.append(replicas.compare())
         if dist.get_rank() == rank:
             flip_bit(largest, 3)
-    return {"equal": equal, "flipped": flipped}
+    if dist.get_rank() == 1:
+        flip_bit(trainer.optimizer.states()["exp_avg"][0], 3)
+    return {"equal": equal, "flipped": flipped, "moment": replicas.compare()}

@@ -116,3 +116,4 @@ def test_layouts(names):
             peers = next((one for one in sets if rank in one), set())
             expected = Odd((rank,), True) if len(peers) > 2 else Odd(tuple(sorted(peers)), False) if peers else None
             assert odd == expected, f"{name}: a bit of rank {rank}"
+        assert told["moment"] == (None if name == "zero1" else told["flipped"][1]), f"{name}: moments count, where two ranks hold them"
