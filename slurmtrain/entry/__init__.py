@@ -27,8 +27,9 @@ def heartbeat(step: int, *, phase: str = "step", **metrics: Any) -> None:
     """Tell that this rank is alive, and has completed `step`; of the first rank `metrics` (numbers, loss=...) are told with it.
 
     `phase`: "save", "eval", "data" or "load" before something that takes long: each has its own patience. Costs microseconds, touches no
-    shared folder, raises nothing.
+    shared folder, raises nothing. From the first one on the process leaves its stacks when it is found to hang.
     """
+    wire.answer()
     wire.send({"step": int(step), "phase": phase, "metrics": metrics})
 
 

@@ -142,15 +142,18 @@ def arrange(here: Here, beside: Beside, stack: ExitStack) -> Meeting | None:
 def _run(here: Here, beside: Beside, lookout: Lookout, heart: Heart, *, environment: Mapping[str, str], meeting: Meeting) -> Ending:
     child = start(words_of(here), env=environment, cwd=here.run.code, keep_fds=here.entry.mpi)
     lookout.start()
+    own: Heart = heart
     if isinstance(heart, SharedHeart):
-        heart = SharedHeart(heart.path.parent, here.place.rank, here.number, here.clock, pid=child.pid)
+        own = SharedHeart(heart.path.parent, here.place.rank, here.number, here.clock, pid=child.pid)
     narrator: Narrator | None = None
     if here.reads:
         sink = EventSink(here.run.event_file(0), here.clock, here.number, 0)
         narrator = Narrator(here.run, sink, here.clock, SystemDisk(), before=meeting.last_step, durable=meeting.resume_step)
         narrator.begin(here.place, meeting.resume_step)
         beside.step = meeting.resume_step or 0
-    ending = beside.run(child, heart, narrator)
+    ending = beside.run(child, own, narrator)
+    with suppress(OSError):
+        own.close()
     if narrator is not None:
         with suppress(OSError):
             narrator.found(look(here.run, here.entry))

@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurmtrain.telemetry.stackdump import listen_for_stacks
+
 PIPE_VARIABLE = "SLURMTRAIN_ENTRY_PIPE"
 STOP_VARIABLE = "SLURMTRAIN_ENTRY_STOP"
 RESUME_VARIABLE = "SLURMTRAIN_RESUME_FROM"
 MOST_BYTES = 4096
 """PIPE_BUF of Linux (pipe(7)): writes up to it are whole."""
 _said: set[int] = set()
+_answers: set[int] = set()
+"""Processes that have done it: a fork begins anew."""
 
 
 def send(message: dict[str, Any]) -> None:
@@ -30,6 +34,15 @@ def send(message: dict[str, Any]) -> None:
         line = (json.dumps(message, separators=(",", ":"), default=_plain) + "\n").encode()
         if len(line) <= MOST_BYTES:
             _write(path, line)
+
+
+def answer() -> None:
+    """From now on this process says where it stands when it is asked (a hang): its stacks, as our own ranks do."""
+    path = os.environ.get(PIPE_VARIABLE)
+    if path and os.getpid() not in _answers:
+        _answers.add(os.getpid())
+        with suppress(OSError, ValueError, RuntimeError):
+            listen_for_stacks(Path(path).parent)
 
 
 def listen() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from slurmtrain.atomic import SystemDisk
 from slurmtrain.telemetry.heartbeat import heartbeat_dir, read_beats
+from slurmtrain.telemetry.stackdump import STACK_SIGNAL, stack_dump
 from slurmtrain.telemetry.stopfile import stop_bytes
 from tests.entry.stand import begin, events, finish, lives, pid_in, record_of, run_rank, said, script_run, send, start_rank, until
 
@@ -169,9 +170,13 @@ def test_heartbeats_tell_steps_and_phases_and_the_script_asks_for_itself(tmp_pat
     pid_in(run)
     folder = heartbeat_dir(run.path, 1, "local-1")
     until("steps in the heart", lambda: (beat := read_beats(folder).get(0)) is not None and beat.step >= 3 and beat.phase == "step")
+    script = read_beats(folder)[0].pid
+    os.kill(script, STACK_SIGNAL)
+    until("its stacks", lambda: "script.py" in stack_dump(folder, script).read_text())
     SystemDisk().write(run.attempt(1).stop, stop_bytes("requeue"))
     assert finish(process)[0] == 0
     assert (record_of(run).kind, record_of(run).error) == ("stopped", "requeue")
+    assert [path.name for path in folder.iterdir() if not path.name.startswith("stop-")] == []
     told = [e.fields["step"] for e in events(run, "step")]
     assert told == list(range(1, record_of(run).step + 1))
     assert [e.fields["step"] for e in events(run, "save")] == [2]
