@@ -283,7 +283,7 @@ def lines(r: Report) -> Iterator[tuple[str, str]]:
     yield from _lost(r)
     yield "step", progress_text(r)
     if r.skipped:
-        yield "skipped", f"{r.skipped} of the last {r.recent} steps: gradients overflow"
+        yield "skipped", f"{r.skipped} of the last {r.recent} steps: gradients overflow, or numbers went wrong"
     if r.skipped_steps or r.rollbacks:
         yield "numbers", f"{counted(r.skipped_steps, 'step')} skipped, {counted(r.rollbacks, 'rollback')}: not finite, or a spike"
     if r.corruption:

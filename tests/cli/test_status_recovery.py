@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 
 from slurmtrain.resilience.budget import Spent, write_budget
+from slurmtrain.resilience.examination import Sight, Suspect, agreed, differed
 from slurmtrain.resilience.records import Outcome
+from slurmtrain.telemetry.interventions import Book, Rollback
 from tests.cli.desk import Desk, one_line_of
 from tests.cli.ran import attempted, owned, submitted
 
@@ -37,6 +39,23 @@ def test_a_requeued_job_says_when_it_may_start_and_what_starts_it_now(desk):
     shown = desk.type("status", "job").stdout
     assert f"eligible at {time.strftime('%H:%M:%S', time.localtime(at))} (Slurm's begin time)" in shown
     assert f"then        scontrol update JobId={job_id} StartTime=now" in shown
+
+
+def test_numbers_that_went_wrong_and_a_corruption(desk):
+    run, _ = submitted(desk)
+    told = status(desk)
+    assert (told["skipped_steps"], told["rollbacks"], told["corruption"]) == (0, 0, "")
+    run.numerics_json.write_bytes(Book(3, (Rollback(step=9, began=8, to=6, cause="spike"),)).to_json())
+    exam = differed(None, Sight(1, 9, 6, (Suspect(1, "n1", 1),), True, ("n1", "n2")))
+    run.examination_json.write_bytes(exam.to_json())
+    told = status(desk)
+    assert (told["skipped_steps"], told["rollbacks"], told["corruption"]) == (3, 1, "steps 7 to 9 are run again (repeat)")
+    shown = desk.type("status", "job").stdout
+    assert "numbers     3 steps skipped, 1 rollback: not finite, or a spike" in shown
+    run.examination_json.write_bytes(agreed(exam).to_json())
+    assert "corruption  transient: steps 7 to 9 again on the same nodes: all equal" in desk.type("status", "job").stdout
+    run.numerics_json.write_text("{")
+    assert status(desk)["rollbacks"] == 0, "a damaged file keeps nobody from the rest"
 
 
 def test_a_job_that_waits_for_nodes_has_no_such_time(desk):
