@@ -29,11 +29,12 @@ _OVER = frozenset({"finished", "stopped", "config"})
 def settle(c: Composition, owner: Owner, ended: Ended, learnt: Learnt) -> End | Again:
     """All of it, in this order; a full disk keeps nothing from happening."""
     outcome, record = ended.outcome, ended.record
-    if record is not None:
+    mine = _still_mine(c, owner)
+    if record is not None and mine:
         try_to_write(c, "attempt.json", lambda: close_attempt(c.run, c.disk, record, outcome))
     c.say(f"attempt {owner.attempt} {outcome.kind}: {outcome.cause}")
-    if not _still_mine(c, owner):
-        return End(EXIT_NO_RESTART, why="another attempt owns this run now")
+    if not mine:
+        return End(EXIT_NO_RESTART, why="another attempt, or a deputy, has this run now")
     blames = blamed(outcome, ended.lost)
     avoid_nodes(c, blames, owner.attempt)
     if outcome.kind == "node_failure":
@@ -78,8 +79,9 @@ def _needed_s(c: Composition, record: AttemptRecord | None) -> float:
 
 
 def _still_mine(c: Composition, owner: Owner) -> bool:
+    """Not where another attempt was claimed meanwhile, or a deputy has acted for this supervisor, which was taken for lost."""
     now = read_owner(c.run.owner_json)
-    return now is None or now.attempt == owner.attempt
+    return (now is None or now.attempt == owner.attempt) and not c.run.attempt(owner.attempt).deputy.exists()
 
 
 def try_to_write(c: Composition, what: str, write: Callable[[], object]) -> None:

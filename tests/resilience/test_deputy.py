@@ -17,6 +17,7 @@ from tests.fakes.disk import FakeDisk
 from tests.fakes.shell import FakeShell, Said
 from tests.fakes.slurm import FakeSlurm
 from tests.resilience.runs import make_run
+from tests.resilience.stage import Stage as SupervisorStage
 
 JOB = JobInfo("7", "run", "RUNNING", nodes=("n1", "n2", "n3"), batch_host="n1", restarts=1)
 OWNER = Owner("7", 1, 4, "n1", 4711, 1000.0)
@@ -214,3 +215,21 @@ def test_the_probe_is_a_task_of_its_own_on_that_node():
     assert {"--jobid=7", "--nodelist=n1", "--overlap", "--nodes=1", "--ntasks=1"} < set(call.argv)
     assert call.env == {"SLURM_JOB_ID": "7"}
     assert answers(FakeShell({("srun",): ""}), {"SLURM_JOB_ID": "7"}, "7", "n1")
+
+
+def test_a_supervisor_that_wakes_up_after_its_deputy_has_acted_leaves_everything_as_it_is(tmp_path):
+    """Its host hung, and comes back while Slurm ends the job: no second requeue, no other outcome."""
+    stage = SupervisorStage(tmp_path)
+    stage.train(until=5)
+
+    def act() -> None:
+        allocation = SlurmAllocation(stage.slurm, stage.clock, stage.environ)
+        stage.slurm.node("n1", "NOT_RESPONDING")
+        doors = {"client": stage.slurm, "clock": stage.clock, "disk": stage.disk, "probe": lambda _: False}
+        assert Deputy(stage.run, "n2", 0, allocation, **doors).stand_in() == "requeue"
+
+    stage.at(3.5, act)
+    summary = stage.supervise()
+    assert stage.slurm.requeued == [stage.job_id]
+    assert summary.code == 93
+    assert stage.recorded().outcome.category == "node_failure"
