@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 
-from slurmtrain.resilience.budget import Allowed, Exhausted, charge, judge, made_a_step, opened, over, read_budget, summary, write_budget
+from slurmtrain.resilience.budget import (
+    Allowed,
+    Exhausted,
+    Spent,
+    charge,
+    judge,
+    made_a_step,
+    opened,
+    over,
+    read_budget,
+    summary,
+    write_budget,
+)
 from slurmtrain.resilience.chain import Barred, barred
 from slurmtrain.resilience.composition import Composition
 from slurmtrain.resilience.exclude import read_excluded
 from slurmtrain.resilience.judgement import durable_step
-from slurmtrain.resilience.records import Outcome, read_attempts
+from slurmtrain.resilience.records import AttemptRecord, Outcome, read_attempts
 from slurmtrain.resilience.requeue import Wish, arrange, requeue
 from slurmtrain.resilience.signals import TERM
 from slurmtrain.slurm.hostlist import expand
@@ -27,19 +40,39 @@ def barred_link(c: Composition) -> Barred | None:
     return barred(c.allocation.job_id, read_budget(c.run), records[-1] if records else None, cancelled=by_person)
 
 
-def open_account(c: Composition) -> None:
-    """Before the first attempt of a supervisor: charge what nobody lived to charge. A disk that refuses is told of by the attempt."""
-    records = read_attempts(c.run)
-    spent = read_budget(c.run)
+def open_account(c: Composition) -> Exhausted | None:
+    """Before the first attempt of a supervisor: charge what nobody lived to charge; why there is no attempt, where that was too much.
+
+    A disk that refuses is told of by the attempt.
+    """
+    records, spent = read_attempts(c.run), read_budget(c.run)
     now = opened(spent, c.allocation.job_id, durable_step(c), records)
     missed = _starts_without_attempt(c, max((r.restart_count for r in records if r.job_id == c.allocation.job_id), default=-1))
     if missed:
         c.say(
             f"{counted(missed, 'start')} of this job before this one made no attempt: held by Slurm (a prolog that failed), or lost at once"
         )
+    allowed = _judged(c, spent, now, records)
+    if isinstance(allowed, Exhausted):
+        now = over(now, allowed.why)
+        _tell(c, now)
     if now != spent:
         with suppress(OSError):
             write_budget(c.run, c.disk, now)
+    return allowed if isinstance(allowed, Exhausted) else None
+
+
+def _judged(c: Composition, before: Spent, now: Spent, records: Sequence[AttemptRecord]) -> Allowed | Exhausted:
+    """Judge by the newest of the attempts that were charged just now; where none was there is nothing to judge."""
+    newest = records[-1].outcome if records else None
+    if now.attempt == before.attempt or now.job_id != before.job_id:
+        return Allowed()
+    return judge(now, (newest.category if newest else None) or "node_failure", c.setup.job.recovery)
+
+
+def _tell(c: Composition, spent: Spent) -> None:
+    for line in summary(read_attempts(c.run), spent):
+        c.say(f"tried: {line}")
 
 
 def _starts_without_attempt(c: Composition, newest: int) -> int:
@@ -59,8 +92,7 @@ def close_account(c: Composition, attempt: int, outcome: Outcome) -> Allowed | E
     except OSError as error:
         c.say(f"cannot write {c.run.budget_json}: {error.strerror}")
     if spent.over and outcome.kind not in {"finished", "stopped"}:
-        for line in summary(read_attempts(c.run), spent):
-            c.say(f"tried: {line}")
+        _tell(c, spent)
     return allowed
 
 

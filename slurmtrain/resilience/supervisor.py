@@ -94,7 +94,7 @@ def _attempts(c: Composition, me: Owner) -> Summary:
             return _early(c, EXIT_NO_RESTART, "refused", str(error))
         over = take_over(c, owner, learnt) if first else None
         if over is not None:
-            return _finish(c, owner, over, End(EXIT_OK, why="the run is complete"))
+            return _finish(c, owner, *over)
         first = False
         _act(c, "start", f"attempt {owner.attempt}")
         ended = make_attempt(c, owner, learnt)

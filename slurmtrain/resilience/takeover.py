@@ -6,16 +6,17 @@ Attempts of earlier starts need nothing: Slurm, or whoever ended them, ended all
 
 from __future__ import annotations
 
-from slurmtrain.errors import LaunchError
+from slurmtrain.errors import EXIT_NO_RESTART, EXIT_OK, LaunchError
 from slurmtrain.resilience.account import open_account
 from slurmtrain.resilience.attempt import Ended, outcome_of
 from slurmtrain.resilience.classify import Evidence, Verdict, classify
 from slurmtrain.resilience.composition import Composition
+from slurmtrain.resilience.ending import End
 from slurmtrain.resilience.faulted import log_end, log_missed
 from slurmtrain.resilience.judgement import durable_step
 from slurmtrain.resilience.nodes import Learnt
 from slurmtrain.resilience.ranks import rank_spec
-from slurmtrain.resilience.records import AttemptRecord, Owner, close_attempt, read_attempts, read_owner
+from slurmtrain.resilience.records import AttemptRecord, Outcome, Owner, close_attempt, read_attempts, read_owner
 from slurmtrain.resilience.settling import try_to_write
 from slurmtrain.telemetry.exitfile import read_exit_records
 
@@ -23,16 +24,21 @@ GRACE_S = 5.0
 _BELIEVED = frozenset({"finished", "stopped", "config"})
 
 
-def take_over(c: Composition, owner: Owner, learnt: Learnt) -> Ended | None:
-    """Put the run in order before the first attempt of this supervisor; the end of the newest attempt where there is nothing left to do."""
+def take_over(c: Composition, owner: Owner, learnt: Learnt) -> tuple[Ended, End] | None:
+    """Put the run in order before the first attempt of this supervisor; where there is to be none: the newest end, and what follows."""
     records = [r for r in read_attempts(c.run) if r.attempt < owner.attempt]
     mine = [r for r in records if (r.job_id, r.restart_count) == (c.allocation.job_id, c.allocation.restart_count)]
     ended = _inherit(c, mine[-1], learnt) if mine and mine[-1] is records[-1] else None
     if records and records[-1] not in mine and c.allocation.job_id:
         log_missed(c, records[-1])
     learnt.attempts = len(mine) if c.allocation.job_id else 0
-    open_account(c)
-    return ended
+    spent = open_account(c)
+    if ended is not None:
+        return ended, End(EXIT_OK, why="the run is complete")
+    if spent is None:
+        return None
+    last = records[-1].outcome or Outcome("node_failure", "nobody lived to say how it ended", category="node_failure")
+    return Ended(None, last), End(EXIT_NO_RESTART, why=f"not started again: {spent.why}")
 
 
 def _inherit(c: Composition, record: AttemptRecord, learnt: Learnt) -> Ended | None:

@@ -39,6 +39,9 @@ class Chain:
     def ends(self) -> list[tuple[str, str | None]]:
         return [(r.job_id.partition("_")[2], r.outcome.category) for r in read_attempts(self.stage.run)]
 
+    def ends_known(self) -> list[int]:
+        return [r.attempt for r in read_attempts(self.stage.run)]
+
 
 @pytest.fixture
 def chain(tmp_path) -> Chain:
@@ -138,3 +141,19 @@ def test_an_attempt_that_nobody_lived_to_charge_is_charged_by_the_next_link(tmp_
     chain.link(2)
     spent = read_budget(stage.run)
     assert (spent.attempt, spent.without_progress, dict(spent.by_cause)) == (2, 2, {"node_failure": 1, "rank_crash": 1})
+
+
+def test_a_batch_host_that_dies_each_time_spends_the_budget_too(tmp_path):
+    """Three links (or requeues by Slurm) whose supervisors never lived to say a word: the fourth makes no attempt."""
+    chain = Chain(tmp_path)
+    stage = chain.stage
+    noticed(chain, 1)
+    chain.link(1)
+    for number in (2, 3, 4):
+        stage.run.attempt(number).create()
+        write_attempt(stage.run, stage.disk, replace(stage.recorded(1), attempt=number, job_id=f"{chain.array}_1", outcome=None))
+    assert chain.link(2).code == 93
+    assert chain.ends_known() == [1, 2, 3, 4], "there was another attempt"
+    assert read_budget(stage.run).over == "3 attempts in a row brought no newer checkpoint"
+    assert sum("tried: attempt" in line for line in stage.lines) == 4
+    assert chain.link(3).code == 93
