@@ -29,7 +29,7 @@ from slurmtrain.entry.child import Child
 from slurmtrain.entry.corner import Corner
 from slurmtrain.entry.ending import Ending, Left, ending_of
 from slurmtrain.entry.lookout import Lookout
-from slurmtrain.entry.narrator import Narrator
+from slurmtrain.entry.narrator import Found, Narrator
 from slurmtrain.entry.output import Lines, Tail, plain, told_in
 from slurmtrain.entry.wire import Word
 from slurmtrain.store.foreign import Foreign
@@ -131,10 +131,7 @@ class Beside:
         if self._lookout.asked() is not None:
             self._tell_script()
         for found in self._lookout.found():
-            if self._narrator is not None:
-                self._narrator.found(found)
-            if found.step is not None and found.step > self.step:
-                self._progressed(found.step, {})
+            self.see(found)
         if not self._speaks:
             self._beat_for_it()
 
@@ -162,6 +159,13 @@ class Beside:
         return found
 
     # --- progress
+
+    def see(self, found: Found) -> None:
+        """Names of files tell of a checkpoint, or of a step."""
+        if self._narrator is not None:
+            self._narrator.found(found)
+        if found.step is not None and found.step > self.step:
+            self._progressed(found.step, {})
 
     def _line(self, line: bytes) -> None:
         self._sign = self._clock.monotonic()

@@ -156,7 +156,7 @@ def _run(here: Here, beside: Beside, lookout: Lookout, heart: Heart, *, environm
         own.close()
     if narrator is not None:
         with suppress(OSError):
-            narrator.found(look(here.run, here.entry))
+            beside.see(look(here.run, here.entry))
         narrator.end(ending.kind, beside.step, ending.error)
     return ending
 

@@ -92,6 +92,8 @@ def test_two_jobs_of_a_node_get_two_ports_and_each_script_can_listen_on_its_own(
     with hold_port() as one, hold_port() as other:
         assert port_of(one) != port_of(other)
         for held in (one, other):
+            with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+                stranger.bind(("", port_of(held)))
             with socket.socket() as script:
                 script.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 script.bind(("", port_of(held)))

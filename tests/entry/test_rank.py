@@ -186,6 +186,19 @@ def test_heartbeats_tell_steps_and_phases_and_the_script_asks_for_itself(tmp_pat
     assert events(run, "start", 2)[0].fields["resumed_from"] == 2
 
 
+def test_steps_are_known_by_names_of_files_too(tmp_path):
+    script = """
+        import pathlib
+        for step in (5, 10):
+            pathlib.Path(f"at-{step}").touch()
+            pathlib.Path("at-99.tmp").touch()
+    """
+    run = script_run(tmp_path / "run", script, progress_files=r"code/at-(?P<step>\d+)")
+    assert run_rank(run)[0] == 0
+    assert record_of(run).step == 10
+    assert events(run, "step")[-1].fields["step"] == 10
+
+
 def test_a_rank_that_says_nothing_is_waited_for_by_nobody_unless_it_is_stopped(tmp_path):
     run = script_run(tmp_path / "run", WAITS)
     begin(run)

@@ -144,6 +144,19 @@ def test_a_script_with_megatrons_habits_is_read_stopped_and_gone_on_with_by_them
     assert "step 40/40  loss 0.2500" in out
 
 
+def test_a_script_may_start_mpi_itself(tmp_path):
+    script = """
+        import os, pathlib
+        from mpi4py import MPI
+        world = MPI.COMM_WORLD
+        pathlib.Path(f"mpi-{os.environ['RANK']}").write_text(f"{world.allreduce(1)} {world.Get_rank()}")
+    """
+    run = script_run(tmp_path / "run", script, nodes=2, mpi=True)
+    out = wait(process := supervise(run))
+    assert process.returncode == 0, out
+    assert [(run.code / f"mpi-{rank}").read_text() for rank in (0, 1)] == ["2 0", "2 1"]
+
+
 def cli(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [SLURMTRAIN, *words, "--root", str(root)]
     return subprocess.run(argv, env=clean_environment(), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
