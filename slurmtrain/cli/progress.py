@@ -31,13 +31,13 @@ Show = Callable[[Report, list[str]], None]
 def follow(run: RunDir, doors: Doors, word: str) -> int:
     """Follow to the end; 0 when the run finished or a person stopped it, else 1."""
     with _live() if sys.stdout.isatty() else _plain() as show:
-        told = _until_over(run, doors, word, show)
+        told = until_over(run, doors, word, show)
     for label, text in lines(told):
         sys.stdout.write(f"{label:<11} {text}\n")
     return EXIT_OK if told.state in {"FINISHED", "STOPPED"} else EXIT_FAULT
 
 
-def _until_over(run: RunDir, doors: Doors, word: str, show: Show) -> Report:
+def until_over(run: RunDir, doors: Doors, word: str, show: Show) -> Report:
     """Events are read twice a second; the state is asked for every few seconds, and at once when the newest attempt has ended."""
     config = config_of(run)
     steps = (config.steps or 0) if config else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -58,7 +59,7 @@ def command(ctx: click.Context, /, job_file: Path, sbatch_options: tuple[str, ..
     if said["prepare"] is not None:
         _prepare(replace(wish, branch=said["branch"]), made, said["prepare"], doors)
         return
-    start = _check(made, doors, resume=said["resume"], branch=said["branch"], root=said["root"])
+    start = check_submission(made, doors, resume=said["resume"], branch=said["branch"], root=said["root"])
     contents = assemble(replace(wish, branch=start.branch), made, doors)
     for note in made.notes:
         click.echo(note, err=True)
@@ -66,11 +67,11 @@ def command(ctx: click.Context, /, job_file: Path, sbatch_options: tuple[str, ..
         click.echo(contents.script, nl=False)
         click.echo(f"# would run: sbatch {' '.join(contents.request.sbatch_options)} SCRIPT", err=True)
         return
-    jobs = _submit(made, contents, doors, start)
+    jobs = submit_contents(made, contents, doors, start)
     _tell(made, jobs, named=made.run.name if said["root"] is None else str(made.run.path), parsable=said["parsable"])
 
 
-def _check(made: Draft, doors: Doors, *, resume: Resume | None, branch: str | None, root: Path | None) -> Start:
+def check_submission(made: Draft, doors: Doors, *, resume: Resume | None, branch: str | None, root: Path | None) -> Start:
     """What only a submission needs to hold; how the run begins. Raises SlurmtrainError."""
     from slurmtrain.cli.resume import check_idle
     from slurmtrain.cli.start import start_of
@@ -104,7 +105,10 @@ def _prepare(wish: Wish, made: Draft, expected: str, doors: Doors) -> None:
         add_act(made.run, doors.disk, doors.clock.time(), "prepare", job_id=job_of(doors.env), detail=start.note)
 
 
-def _submit(made: Draft, contents: RunContents, doors: Doors, start: Start) -> list[RunJob]:
+def submit_contents(
+    made: Draft, contents: RunContents, doors: Doors, start: Start, *, before: Callable[[], None] = lambda: None
+) -> list[RunJob]:
+    """Make the run folder, do what is to be done `before` the job, and submit it. Raises SlurmtrainError, OSError."""
     from slurmtrain.cli.assemble import script_of
     from slurmtrain.cli.publish import publish, take_back
     from slurmtrain.errors import SlurmError, SubmitUnknownError
@@ -116,6 +120,7 @@ def _submit(made: Draft, contents: RunContents, doors: Doors, start: Start) -> l
     undo = publish(made, contents, doors, start)
     executor = SlurmExecutor(contents.request, script_of(contents.request, doors), client=doors.slurm, disk=doors.disk)
     try:
+        before()
         jobs = executor.submit_run(payload)
     except SubmitUnknownError:
         raise
