@@ -264,6 +264,24 @@ def test_a_life(run, speak, rank):
     assert run.agents_log.read_text() == ""
 
 
+def test_it_writes_nothing_into_the_run(run, speak, rank):
+    """A thousand of them for weeks: no file, no byte, no change of a time."""
+
+    def state() -> dict[str, tuple[int, int]]:
+        return {str(path): ((found := path.stat()).st_mtime_ns, found.st_size) for path in [run.path, *run.path.rglob("*")]}
+
+    agent = speak()
+    listen(agent, lambda report: True)
+    before = state()
+    agent.say(Order("watch", 1, 1).to_line())
+    listen(agent, lambda report: report.ranks and report.number > 2)
+    agent.say(Order("sweep", 2, 1).to_line())
+    listen(agent, lambda report: report.done)
+    agent.say(Order("end", 3).to_line())
+    assert agent.wait(10) == 0
+    assert state() == before
+
+
 def test_without_its_supervisor_it_ends_the_ranks_and_leaves(run, speak, rank):
     agent = speak("--orphan-s", "0.5")
     agent.say(Order("watch", 1, 1).to_line())
