@@ -46,7 +46,7 @@ def take_back(undo: Undo) -> None:
 def _renew(made: Draft, contents: RunContents, doors: Doors, start: Start) -> Undo:
     run = made.run
     moved: list[tuple[int, Path]] = []
-    told = {path: _bytes_of(path) for path in (run.local_rules, run.local_json)}
+    told = {path: _bytes_of(path) for path in (run.local_rules, run.local_json, *_interventions(run))}
 
     def undo() -> None:
         for step, folder in moved:
@@ -60,6 +60,8 @@ def _renew(made: Draft, contents: RunContents, doors: Doors, start: Start) -> Un
             moved.append((step, _set_aside(run, step, start.note.partition(";")[0])))  # noqa: PERF401 what is done counts on a failure
         if start.back_to != "newest":
             _forget_after(run, start.back_to)
+        if start.back_to == "none":
+            _forget_interventions(run)
         renew_run(run, contents, doors.disk)
     except BaseException:
         take_back(undo)
@@ -75,6 +77,19 @@ def _forget_after(run: RunDir, back_to: Resume) -> None:
         forget_after(run, back_to if isinstance(back_to, int) else None)
     except OSError as error:
         raise SlurmtrainError(f"{run.local_rules}: {error.strerror or error}: nothing was submitted") from None
+
+
+def _interventions(run: RunDir) -> tuple[Path, Path]:
+    return run.numerics_json, run.examination_json
+
+
+def _forget_interventions(run: RunDir) -> None:
+    """What begins anew knows of no bad steps, and of no corruption."""
+    for path in _interventions(run):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise SlurmtrainError(f"{path}: {error.strerror or error}: nothing was submitted") from None
 
 
 def _bytes_of(path: Path) -> bytes | None:

@@ -95,6 +95,17 @@ def test_newer_checkpoints_are_set_aside(desk):
     assert not run.finished.exists()
 
 
+@pytest.mark.parametrize(("back_to", "refused", "kept"), [("10", False, True), ("none", False, False), ("none", True, True)])
+def test_what_was_done_about_bad_steps_is_forgotten_by_a_run_that_begins_anew(desk, back_to, refused, kept):
+    run = trained(desk, 10, 20)
+    for path in (run.numerics_json, run.examination_json):
+        path.write_text(path.name)
+    if refused:
+        refusing(desk)
+    assert (desk.submit("--resume", back_to).exit_code == 1) == refused
+    assert [path.exists() and path.read_text() == path.name for path in (run.numerics_json, run.examination_json)] == [kept] * 2
+
+
 def test_none_of_them_begins_anew_in_the_same_run(desk):
     run = trained(desk, 10, 20)
     run.finished.write_text('{"v":1,"step":100}')
