@@ -26,8 +26,9 @@ class Event:
     Kinds of this release, of every node: `start` (world, layout, resumed_from, what MFU is measured by, of a pipeline the schedule and
     the bubble that it should have), `load` (step, seconds, passed_over, tier), `note` (text), `stop` (step, reason), `error` (error),
     `finish` (step); of rank 0 alone, about the whole world: `step` (step, loss, grad_norm, lr, tokens, step_s, rates, and the figures
-    of the step before as `previous`), `skip` (step, scale, next_scale), `eval` (step, set, eval_loss, tokens, seconds), `target` (step,
-    metric, value and what it took), `save` (step, seconds, write_s, bytes), `interval` (seconds, and what it follows from), `save_failed` (step,
+    of the step before as `previous`), `skip` (step, cause), `rollback` (step, to, cause, changed), `corruption` (step, suspects, and what
+    comes next or was found), `eval` (step, set, eval_loss, tokens, seconds), `target` (step, metric, value and what it took), `save`
+    (step, seconds, write_s, bytes), `interval` (seconds, and what it follows from), `save_failed` (step,
     error), `aside` (step, why), `change` (step, keys). docs/formats.md has every field.
     """
 
