@@ -74,6 +74,12 @@ ROWS: list[tuple[str, Evidence | None, Around, str]] = [
     ("slurmtrain cancel, TERM came", STOPPED, Around(job("COMPLETING"), cancelled=True, **TERM), "cancelled"),
     ("slurmtrain cancel, the ranks were killed", seen(*lost(0, 1, 2)), Around(job("COMPLETING"), cancelled=True, **TERM), "cancelled"),
     ("slurmtrain cancel while a rank fell", crash("rank_crash", "ValueError: x"), Around(job(), cancelled=True), "rank_crash"),
+    (
+        "slurmtrain cancel when a rank had been killed",
+        seen(*lost(0, 1, 2), deaths={3: Death(None, "Killed")}),
+        Around(job(), cancelled=True),
+        "rank_crash",
+    ),
     ("TERM by hand", STOPPED, Around(job(), **TERM), "stopped"),
     ("TERM without Slurm", STOPPED, Around(**TERM), "stopped"),
     # --- nodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from tests.resilience.stage import ONCE
 
 pytestmark = pytest.mark.slurm
 SCRIPT = Path(__file__).with_name("batch.sh")
+LAST = 600
 
 
 def submit(cluster: SlurmCluster, run: RunDir, *options: str, nodes: int = 2, gpus: int = 2) -> str:
@@ -52,9 +54,9 @@ def started(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> 
     root = tmp_path_factory.mktemp("a root", numbered=True)
     long = {"steps": 5000, "step_s": 0.1, "save_every": 10_000}
     wanted = {
-        "dead": (2, {"steps": 60, "step_s": 0.1, "save_every": 5}),
+        "dead": (2, {**long, "save_every": 5}),
         "limit": (1, {**long, "deadline": False}),
-        "noticed": (2, {"steps": 40, "step_s": 0.1, "save_every": 100}),
+        "noticed": (2, long),
         "scancelled": (1, long),
         "seven": (2, {**long, "faults": [{"rank": 3, "step": 3, "do": "exit 7"}]}),
     }
@@ -63,6 +65,9 @@ def started(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> 
         run = make_run(root / name, launcher="srun", nodes=nodes, behaviour=behaviour, recovery=ONCE if name == "seven" else None)
         found[name] = Started(run, submit(cluster, run, nodes=nodes))
     wait_for_step(cluster, found["dead"].run, 7)
+    for name in ("dead", "noticed"):  # later attempts are short; the first one lasts until it is disturbed, however busy the machine is
+        wait_for_step(cluster, found[name].run, 1)
+        (found[name].run.path / "behaviour.json").write_text(json.dumps({"steps": LAST, "step_s": 0.005, "save_every": 100}))
     lost = read_attempt(found["dead"].run, 1).nodes[-1]
     cluster.fail(lost)
     wait_for_step(cluster, found["limit"].run, 1)
@@ -84,9 +89,9 @@ def test_usr2_and_term_close_together_save_requeue_once_and_the_run_finishes(clu
     log = run.slurm_out(job).read_text()
     assert (shown["JobState"], shown["Restarts"], shown["ExitCode"]) == ("COMPLETED", "1", "0:0"), f"{shown}\n{log}"
     assert "Traceback" not in log
-    assert [r.outcome.kind for r in read_attempts(run)] == ["requeue", "finished"]
+    assert [(r.outcome.kind, r.outcome.category) for r in read_attempts(run)] == [("requeue", "time_limit"), ("finished", "finished")]
     assert [r.restart_count for r in read_attempts(run)] == [0, 1]
-    assert steps_of(run) == list(range(1, 41)), "something was trained twice, or left out"
+    assert steps_of(run) == list(range(1, LAST + 1)), "something was trained twice, or left out"
     assert log.index("attempt 1 of") < log.index("attempt 2 of"), "the first attempt's lines are gone"
     assert run.attempt(1).node_log(0).read_text()
 
@@ -98,7 +103,7 @@ def test_scancel_does_not_come_back(cluster, started):
     shown = cluster.wait_job(job)
     assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")
     ended = outcome(run)
-    assert (ended.kind, ended.signal) == ("requeue", "TERM")
+    assert (ended.kind, ended.signal, ended.category) == ("requeue", "TERM", "cancelled")
     assert ended.last_durable_step == ended.step, "not saved within KillWait"
 
 
@@ -110,7 +115,8 @@ def test_rank_3_exits_7_in_a_barrier(cluster, started):
     assert ended.t_end - began < 30
     assert run.exit_code.read_text() == "93\n"
     assert cluster.wait_gone(job) in {"FAILED", ""}
-    assert (ended.kind, ended.rank, ended.node) == ("failed", 3, read_attempt(run, 1).nodes[1]), run.slurm_out(job).read_text()
+    found = (ended.kind, ended.category, ended.rank, ended.node)
+    assert found == ("failed", "rank_crash", 3, read_attempt(run, 1).nodes[1]), run.slurm_out(job).read_text()
     assert "rank 3 code 7" in ended.cause
 
 
@@ -118,7 +124,7 @@ def test_only_term_at_the_time_limit_saves_and_requeues(cluster, started):
     run, job = started["limit"].run, started["limit"].job
     cluster.wait("a requeue", lambda: cluster.job(job).get("Restarts") == "1", timeout_s=90)
     ended = outcome(run)
-    assert (ended.kind, ended.signal) == ("requeue", "TERM")
+    assert (ended.kind, ended.signal, ended.category) == ("requeue", "TERM", "time_limit")
     assert ended.last_durable_step == ended.step
 
 
@@ -129,9 +135,9 @@ def test_a_dead_node_is_told_from_a_fault_and_the_job_comes_back_by_slurms_own_r
     lost = read_attempt(run, 1).nodes[-1]
     assert cluster.wait_gone(job) in {"COMPLETED", ""}
     assert [r.restart_count for r in read_attempts(run)] == [0, 1], log
-    assert (outcome(run).kind, outcome(run).node) == ("node_failure", lost), log
+    assert (outcome(run).kind, outcome(run).category, outcome(run).node) == ("node_failure", "node_failure", lost), log
     assert lost not in read_attempt(run, 2).nodes
     first, second = steps_of(run, 1), steps_of(run, 2)
-    assert second == list(range(second[0], 61))
+    assert second == list(range(second[0], LAST + 1))
     assert second[0] % 5 == 1
     assert second[0] <= first[-1] + 1
