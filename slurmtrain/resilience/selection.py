@@ -58,7 +58,7 @@ def begin(c: Composition, owner: Owner, learnt: Learnt) -> AttemptRecord:
     learnt.granted = True
     check_grant(grant.job, c.setup.plan, c.setup.site)
     try:
-        c.agents.start(grant.nodes)
+        c.agents.start([node for node in grant.nodes if node not in learnt.bad])
     except LaunchError as error:
         c.say(f"nobody watches the nodes: {error}")
     there = standing(c, learnt, grant)
