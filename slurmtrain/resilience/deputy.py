@@ -25,8 +25,10 @@ from typing import Literal
 
 from slurmtrain.atomic import Disk, SystemDisk, to_json
 from slurmtrain.clock import Clock, SystemClock
-from slurmtrain.errors import EXIT_TEMPFAIL, SlurmError, one_line
+from slurmtrain.config.stored import read_job
+from slurmtrain.errors import EXIT_TEMPFAIL, ConfigError, SlurmError, one_line
 from slurmtrain.resilience.allocation import SlurmAllocation
+from slurmtrain.resilience.exclude import avoid, blamed
 from slurmtrain.resilience.lines import stamp
 from slurmtrain.resilience.records import Outcome, Owner, close_attempt, read_attempt, read_owner
 from slurmtrain.rundir import RunDir
@@ -214,11 +216,18 @@ class Deputy:
         record = read_attempt(run, owner.attempt) if owner is not None else None
         if scene.mine and owner is not None and not owner.ended:
             if record is not None and record.outcome is None:
-                close_attempt(run, self._disk, record, self._outcome(host))
+                outcome = self._outcome(host)
+                close_attempt(run, self._disk, record, outcome)
+                self._avoid(outcome, owner.attempt)
             self._disk.write(run.owner_json, replace(owner, ended=True).to_json())
         what = "requeue" if word == "requeue" else "fail"
         detail = one_line(f"attempt {owner.attempt if owner else '?'}: {why}; {self._node} is its deputy")
         add_act(run, self._disk, self._clock.time(), what, job_id=self._allocation.job_id, detail=detail)
+
+    def _avoid(self, outcome: Outcome, attempt: int) -> None:
+        with suppress(ConfigError, ValueError):
+            hours = read_job(self._run.job_json).recovery.exclude_hours
+            avoid(self._run.exclude_json, self._disk, blamed(outcome), attempt=attempt, now=self._clock.time(), hours=hours)
 
     def _outcome(self, host: str) -> Outcome:
         now = self._clock.time()

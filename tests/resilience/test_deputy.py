@@ -8,6 +8,7 @@ import pytest
 
 from slurmtrain.resilience.allocation import SlurmAllocation
 from slurmtrain.resilience.deputy import LIMIT_S, TAKE_OVER_S, TURN_S, Deputy, Scene, answers, judge
+from slurmtrain.resilience.exclude import read_excluded
 from slurmtrain.resilience.owner import claim
 from slurmtrain.resilience.records import AttemptRecord, Outcome, Owner, close_attempt, read_attempt, read_owner, write_attempt
 from slurmtrain.slurm.types import JobInfo
@@ -100,6 +101,8 @@ def test_the_batch_host_is_down_one_requeue_with_everything_written_before(stage
     assert read_owner(stage.run.owner_json).ended
     assert stage.run.attempt(1).deputy.exists()
     assert stage.acts == ["requeue"]
+    assert list(read_excluded(stage.run.exclude_json, stage.clock.time() + 23 * 3600)) == ["n1"]
+    assert read_excluded(stage.run.exclude_json, stage.clock.time() + 25 * 3600) == {}
     assert stage.probed == [], "Slurm's word was enough"
 
 
