@@ -64,8 +64,9 @@ class Sight:
 
 @dataclass(frozen=True)
 class Examination:
-    """examination.json. `suspects`, `certain`, `nodes`: of the first sight; `moved`: the node that changes places in stage `exchange`;
-    `finding`, `node`, `why`: when it is closed, the node that is to blame; `attempts`: that saw a difference.
+    """examination.json. `suspects`, `certain`, `nodes`: of the newest sight with the nodes in their first places; `moved`: the node that
+    changes places in stage `exchange`; `finding`, `node`, `why`: when it is closed, the node that is to blame; `attempts`: that saw a
+    difference.
     """
 
     stage: Stage
@@ -101,7 +102,8 @@ def differed(before: Examination | None, sight: Sight) -> Examination:
     moved = next(one.node for one in reversed(sight.suspects) if one.rank in again)
     if exchanged(sight.nodes, sight.spares, moved, before.suspects) is None:
         return _closed(seen, "undecided", why=f"{_names(sight.suspects)} again; the world has one node: rank and node cannot be told apart")
-    return replace(seen, stage="exchange", moved=moved, nodes=sight.nodes)
+    certain = before.certain and sight.certain
+    return replace(seen, stage="exchange", moved=moved, nodes=sight.nodes, suspects=sight.suspects, certain=certain)
 
 
 def agreed(before: Examination) -> Examination:

@@ -80,12 +80,13 @@ class Book:
 def read_book(path: Path) -> Book:
     """What the file has; nothing where there is none. Raises ValueError for one that is damaged, and OSError."""
     try:
-        raw = json.loads(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:
         return Book()
     try:
+        raw = json.loads(data)
         return Book(int(raw["skipped"]), tuple(_rollback(one) for one in raw["rollbacks"]))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path}: not what was done about numbers: {error!r}") from error
 
 

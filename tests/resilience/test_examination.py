@@ -91,6 +91,16 @@ def test_a_node_that_could_not_be_moved():
     assert (last.finding, last.why) == ("undecided", "rank 2 on c, GPU 0; c could not be moved")
 
 
+def test_the_second_run_on_other_nodes():
+    """The first places were not to be had: what is moved, and who is asked after, are of the second run."""
+    exam = differed(differed(None, sight(2)), sight(2, nodes=("a", "b", "e", "d"), attempt=2))
+    assert (exam.stage, exam.moved) == ("exchange", "e")
+    nodes, _, _ = placed(exam, ["a", "b", "d", "e"], [])
+    assert nodes == ("e", "b", "a", "d")
+    assert differed(exam, sight(2, nodes=nodes, attempt=3)).finding == "software"
+    assert differed(exam, sight(0, nodes=nodes, attempt=3)).node == "e"
+
+
 def test_there_and_back(tmp_path):
     path = tmp_path / "examination.json"
     assert read_examination(path) is None
