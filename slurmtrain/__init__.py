@@ -6,7 +6,7 @@ The layers, from the top: a module imports only from rows above its own (an impo
     1  config  slurm
     2  telemetry  fabric  store  steps
     3  planner  preflight
-    4  launch  resilience
+    4  launch  resilience  entry
     -- torch line: nothing above imports torch, mpi4py or h5py; nothing below is imported when the CLI starts --
     5  runtime  models  data
     6  parallel  checkpoint
