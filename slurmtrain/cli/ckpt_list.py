@@ -73,6 +73,7 @@ class Row:
 def command(ctx: click.Context, name: str, root: Path | None, *, as_json: bool) -> None:
     """List a run's checkpoints, oldest first: size, layout, whether their files are whole, and which one goes next."""
     from slurmtrain.cli.facts import locate
+    from slurmtrain.cli.script import script_checkpoint
     from slurmtrain.store.local import newest_local
 
     doors = doors_of(ctx)
@@ -86,7 +87,7 @@ def command(ctx: click.Context, name: str, root: Path | None, *, as_json: bool) 
     elif rows or local:
         _print(rows, local, now)
     else:
-        click.echo(f"run {run.name} has no checkpoint yet", err=True)
+        click.echo(script_checkpoint(run) or f"run {run.name} has no checkpoint yet", err=True)
 
 
 def rows_of(run: RunDir, doors: Doors) -> list[Row]:

@@ -6,8 +6,11 @@ import os
 from pathlib import Path
 
 from slurmtrain.config.job import JobConfig
+from slurmtrain.config.stored import read_job
 from slurmtrain.errors import ConfigError, UserError
 from slurmtrain.launch.snapshot import Snapshot
+from slurmtrain.rundir import RunDir
+from slurmtrain.store.foreign import newest_foreign
 
 _SUFFIXES = (".py", ".sh")
 _SHOWN = 6
@@ -37,3 +40,13 @@ def refuse_for_script(job: JobConfig | None, what: str) -> None:
     """Raise UserError where a run is a script: it alone knows its checkpoints."""
     if job is not None and job.entry is not None:
         raise UserError(f"{what}: run {job.run.name} is a script of its own ([entry]), which saves and loads by itself")
+
+
+def script_checkpoint(run: RunDir) -> str:
+    """In words, the newest checkpoint of a run that is a script; empty for another run, or where there is none."""
+    try:
+        job = read_job(run.job_json)
+        found = newest_foreign(run, job.entry) if job.entry is not None else None
+    except (ConfigError, OSError):
+        return ""
+    return "" if found is None else f"run {run.name} is a script of its own; its newest checkpoint: step {found.step}, {found.path}"

@@ -74,5 +74,6 @@ def test_it_goes_on_with_what_it_finds_and_only_so(desk):
     assert (desk.run().code / "train.py").read_text() == "print('step 2')\n"
     assert (desk.run().checkpoints / "40.pt").exists()
     assert "step 40" in desk.type("status", "job").output
+    assert f"step 40, {desk.run().checkpoints / '40.pt'}" in desk.type("ckpt", "list", "job").output
     assert "saves and loads by itself" in one_line_of(desk.type("ckpt", "now", "job"))
     assert "saves and loads by itself" in one_line_of(desk.submit("-J", "branch", "--from", "job@40"))
