@@ -42,7 +42,10 @@ def settle(c: Composition, owner: Owner, ended: Ended, learnt: Learnt) -> End | 
     clean(c, owner.attempt, learnt.world)
     if record is not None:
         log_end(c, record, outcome, [one.node for one in blames])
-    return decide_end(_scene(c, ended, close_account(c, owner.attempt, outcome), learnt))
+    after = decide_end(_scene(c, ended, close_account(c, owner.attempt, outcome), learnt))
+    if isinstance(after, Again):  # what was written while Slurm's word was waited for would be taken for the end of the next one
+        try_to_write(c, "submit/exit_code", lambda: c.run.exit_code.unlink(missing_ok=True))
+    return after
 
 
 def _scene(c: Composition, ended: Ended, budget: Allowed | Exhausted, learnt: Learnt) -> Scene:

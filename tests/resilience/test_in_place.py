@@ -260,6 +260,7 @@ def test_ctrl_c_in_a_pause_ends_it(tmp_path):
     stage.at(20.0, stage.signal(INTERRUPT), 2)
     summary = stage.supervise(foreground=True)
     assert (summary.outcome, stage.slurm.requeued) == ("stopped", [])
+    assert stage.clock.time() - stage.began < 60, "the pause is 100 s"
     assert len([spec for spec in stage.specs if spec.mpi is not None]) == 2
 
 
@@ -291,6 +292,18 @@ def test_before_the_jobs_end_there_is_no_further_start_but_a_requeue(tmp_path):
     summary = stage.supervise()
     assert (summary.code, summary.outcome, stage.slurm.requeued) == (75, "failed", [stage.job_id])
     assert stage.run.attempt_numbers() == [1]
+
+
+def test_a_code_that_was_written_while_slurms_word_was_awaited_does_not_stay(tmp_path):
+    """Broken: a supervisor that is killed in the next attempt is not started again, and the job ends with 75."""
+    stage = Stage(tmp_path)
+    begin_with_5_steps(stage)
+    stage.at(5.5, lambda: [stage.record(rank, "error", PEER, code=1) for rank in (0, 1)] and stage.leave())
+    seen = []
+    stage.at(1.0, lambda: seen.append(stage.run.exit_code.exists()), 2)
+    finish_later(stage)
+    assert stage.supervise().outcome == "finished"
+    assert seen == [False]
 
 
 def test_in_place_can_be_turned_off(tmp_path):
