@@ -1,7 +1,7 @@
 """Where each rank of a node is: its stacks into the attempt's folder, and a line for the log. What a node's agent does when it is asked.
 
-py-spy looks from outside where it is there and may; else the rank is asked by a signal (`telemetry.stackdump`). Everything goes to the
-node's memory first: a thread takes it to the shared folder, and nobody waits longer than a moment for that one.
+py-spy looks from outside where it is there and may, at stopped processes too; else the rank is asked by a signal (`telemetry.stackdump`).
+Everything goes to the node's memory first: a thread takes it to the shared folder, and nobody waits longer than a moment for that one.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ class Frame:
     line: int
 
     @property
+    def short(self) -> str:
+        """py-spy names a method with its class."""
+        return self.name.rpartition(".")[2]
+
+    @property
     def own(self) -> bool:
         return not re.search(r"/(?:site|dist)-packages/|/lib/python3|^<", self.file) or "/slurmtrain/" in self.file
 
@@ -65,7 +70,7 @@ def take_stacks(
     flights = {rank: _mtime(flight_dump(folder, beat.pid)) for rank, beat in beats.items() if ask_for_flight(folder, beat.pid)}
     states = {rank: state(beat.pid) for rank, beat in beats.items()}
     running = {rank: beat for rank, beat in beats.items() if states[rank] == "runs"}
-    texts = _spied(running, shell, clock) if shutil.which("py-spy") else {}
+    texts = _spied({rank: beat for rank, beat in beats.items() if states[rank] != "gone"}, shell, clock) if shutil.which("py-spy") else {}
     texts |= _asked(folder, {rank: beat for rank, beat in running.items() if rank not in texts}, clock)
     records = _flights(folder, beats, flights, clock)
     told = {rank: f"{beat.phase}, {_what(texts.get(rank, ''), states[rank])}" for rank, beat in sorted(beats.items())}
@@ -76,9 +81,10 @@ def take_stacks(
 
 
 def _what(text: str, state: ProcessState) -> str:
+    where = summary(text) if text else ""
     if state != "runs":
-        return f"its process is {state}"
-    return summary(text) if text else "no answer"
+        return f"its process is {state}{f', {where}' if where else ''}"
+    return where or "no answer"
 
 
 def summary(text: str) -> str:
@@ -91,8 +97,8 @@ def summary(text: str) -> str:
     frames = _main_thread(text)
     own = next((index for index, frame in enumerate(frames) if frame.own), None)
     if own is None:
-        return f"{frames[0].name} in {Path(frames[0].file).name}:{frames[0].line}" if frames else "no stack"
-    called = next((frame.name for frame in reversed(frames[:own]) if frame.name not in _WRAPPERS), frames[own].name)
+        return f"{frames[0].short} in {Path(frames[0].file).name}:{frames[0].line}" if frames else "no stack"
+    called = next((frame.short for frame in reversed(frames[:own]) if frame.short not in _WRAPPERS), frames[own].short)
     return f"{called} in {Path(frames[own].file).name}:{frames[own].line}"
 
 

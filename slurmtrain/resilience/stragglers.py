@@ -71,8 +71,10 @@ class Stragglers:
         """The ranks that have become stragglers by these samples."""
         found = []
         for rank in sorted(works):
-            work = works[rank]
-            if work.work_s > 0 and work.step > self._seen.get(rank, -1):
+            work, seen = works[rank], self._seen.get(rank, -1)
+            if work.step < seen:  # the run has gone back to a checkpoint
+                self._since.pop(rank, None)
+            if work.work_s > 0 and work.step != seen:
                 self._seen[rank] = work.step
                 if (one := self._judge(rank, works)) is not None:
                     found.append(one)

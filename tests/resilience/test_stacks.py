@@ -129,17 +129,18 @@ def test_a_node_without_ranks(run):
 
 
 def test_py_spys_words_are_understood():
-    """Recorded of py-spy 0.4 (`dump --full-filenames`)."""
-    text = """Process 4711: python -m slurmtrain.train /runs/a
-Python v3.11.2 (/usr/bin/python3.11)
+    """As py-spy 0.4.3 writes them (`dump --nonblocking --full-filenames`), of a rank in a reduction."""
+    text = """Process 11219: /v/bin/python -u -m slurmtrain.train /runs/a
+Python v3.11.7 (/opt/python3.11/bin/python3.11)
 
-Thread 4711 (idle): "MainThread"
+Thread 11219 (idle): "MainThread"
     all_reduce (/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:2806)
     wrapper (/v/lib/python3.11/site-packages/torch/distributed/c10d_logger.py:81)
-    _reduced (/repo/slurmtrain/train/step.py:201)
-    __call__ (/repo/slurmtrain/train/step.py:150)
-Thread 4720 (idle): "watcher"
-    wait (/usr/lib/python3.11/threading.py:327)
+    Step._reduced (/repo/slurmtrain/train/step.py:201)
+    Step.__call__ (/repo/slurmtrain/train/step.py:150)
+Thread 11241 (idle): "Thread-1 (watch)"
+    Thread.run (/opt/python3.11/lib/python3.11/threading.py:982)
+    Thread._bootstrap_inner (/opt/python3.11/lib/python3.11/threading.py:1045)
 """
     assert summary(text) == "all_reduce in step.py:201"
 

@@ -46,6 +46,12 @@ def test_samples_that_skip_steps_count_the_steps_between():
     assert [step for step, _ in run(Stragglers(WISH), [10, 12, 20], 1, 1, 1, 2)] == [20]
 
 
+def test_a_run_that_goes_back_begins_to_count_anew():
+    watch = Stragglers(WISH)
+    assert run(watch, range(10, 14), 1, 1, 1, 2) == []
+    assert [step for step, _ in run(watch, range(6, 20), 1, 1, 1, 2)] == [10]
+
+
 def test_the_same_step_seen_twice_counts_once():
     watch = Stragglers(StragglerConfig(factor=1.5, steps=2))
     assert run(watch, [1, 1, 1, 1], 1, 1, 1, 2) == []
