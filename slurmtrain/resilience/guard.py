@@ -174,7 +174,7 @@ def make_guard(c: Composition, record: AttemptRecord, plan: Plan) -> Guard:
         tasks_per_node=record.tasks_per_node,
         recovery=c.setup.job.recovery,
         start_s=float(times.start_timeout_s),
-        collective_s=float(times.collective_timeout_s),
+        collective_s=float(times.collective_timeout_s) if c.setup.job.entry is None else float("inf"),  # a script has its own
         stages=stages_of(plan),
         avoided=read_excluded(c.run.exclude_json, c.clock.time()).keys(),
     )
