@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 from slurmtrain.cli.doors import Doors
+from slurmtrain.cli.facts import see
+from slurmtrain.cli.report import report
 from slurmtrain.errors import SlurmError
 from slurmtrain.report.drilled import Drilled, Row, row_of
 from slurmtrain.resilience.drills import Kind
@@ -37,6 +39,7 @@ def row_for(
         left if left is not None else left_by_word(run),
         drained(records, doors),
         held=state in {"PENDING", "REQUEUED"},
+        category=report(see(run, doors)).category,
     )
     return row_of(told)
 

@@ -118,8 +118,9 @@ class Striker:
         done = self.doors.shell.run(argv, timeout_s=DEED_LIMIT_S, env=env, cwd=self.run.code)
         if not done.ok:
             raise SlurmtrainError(f"{self.kind.deed} on {node}: {one_line(done.err or done.out or f'exit {done.rc}')}")
-        self.struck_t = self.doors.clock.time()
-        self.say(f"drill: {one_line(done.out)}")
+        when, _, what = one_line(done.out).partition(" ")
+        self.struck_t = float(when)
+        self.say(f"drill: {what}")
 
     def _code(self) -> str:
         before = self.doors.env.get("PYTHONPATH", "")

@@ -7,7 +7,7 @@
 | time to the first new step | end of the first step of any later attempt - happened |
 | cold start | end of the first attempt's first step - its beginning |
 | steps lost | trained again |
-| loss | of every step, compared with an undisturbed run, bit for bit |
+| loss | of every step that both tell of, the last one's included, compared with an undisturbed run, bit for bit |
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Drilled:
     left: int | None = None
     drained: Sequence[str] | None = None
     held: bool = False
+    category: str | None = None
+    """As `status` has it: of a job that never came to an attempt."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def row_of(told: Drilled) -> Row:
     faulty = next((one for one in records if one.outcome is not None and one.outcome.category != "finished"), None)
     happened = told.struck_t if told.struck_t is not None else _fault_t(faulty)
     noted = tuple(dict.fromkeys(event.kind for event in told.events if event.kind in _NOTED))
-    detected = _detected(faulty, noted)
+    detected = _detected(faulty, noted, told.category)
     equal = None if told.reference is None else same_losses(told.events, told.reference)
     row = Row(
         kind=told.kind.name,
@@ -97,6 +99,12 @@ def row_of(told: Drilled) -> Row:
     )
     why = "; ".join(faults_of(row, told.kind))
     return Row(**{**row.__dict__, "ok": not why, "why": why})
+
+
+def nothing(kind: str, why: str) -> Row:
+    """Of a drill that came to nothing."""
+    unknown: dict[str, Any] = dict.fromkeys(("detect_s", "first_step_s", "cold_start_s", "loss_equal", "left", "drained"))
+    return Row(kind=kind, ok=False, detected="-", went="-", steps_lost=0, attempts=0, starts=0, state="-", why=why, **unknown)
 
 
 def went(told: Drilled, records: Sequence[AttemptRecord]) -> Went:
@@ -127,19 +135,23 @@ def faults_of(row: Row, kind: Kind) -> list[str]:
 
 
 def same_losses(events: Sequence[Event], reference: Sequence[Event]) -> bool:
-    """Whether all steps were made that the other run made, and every loss has the same bits."""
+    """Whether both came to the same last step, and the loss of every step that both tell of has the same bits.
+
+    A step may have gone untold: while a disk is full no event is written.
+    """
     mine, other = _losses(events), _losses(reference)
-    return bool(other) and mine == other
+    return bool(mine and other) and max(mine) == max(other) and all(mine[step] == other[step] for step in mine.keys() & other.keys())
 
 
 def _losses(events: Sequence[Event]) -> Mapping[int, Any]:
     return {step: event.fields.get("loss") for step, event in steps(events).items()}
 
 
-def _detected(faulty: AttemptRecord | None, noted: Sequence[str]) -> str:
+def _detected(faulty: AttemptRecord | None, noted: Sequence[str], category: str | None) -> str:
     if faulty is not None and faulty.outcome is not None:
         return faulty.outcome.category or faulty.outcome.kind
-    return next((one for one in noted if one in _TELLING), "nothing")
+    told = category if category != "finished" else None
+    return next((one for one in noted if one in _TELLING), told or "nothing")
 
 
 def _fault_t(faulty: AttemptRecord | None) -> float | None:

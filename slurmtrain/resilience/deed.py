@@ -1,4 +1,5 @@
 """`python -m slurmtrain.resilience.deed DEED RUN RANK`: what a drill does to a run, on one of its nodes. Touches nothing of another run.
+Prints when it was done (seconds since the epoch), and what.
 
 | deed | what |
 |---|---|
@@ -130,7 +131,8 @@ def main(argv: list[str]) -> int:
         "shard": lambda: shard(run, os.environ, rank, clock),
     }
     try:
-        sys.stdout.write(deeds[what]() + "\n")
+        done = deeds[what]()
+        sys.stdout.write(f"{clock.time():.3f} {done}\n")
     except (SlurmtrainError, OSError) as error:
         sys.stderr.write(f"drill: {error}\n")
         return 1
