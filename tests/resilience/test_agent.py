@@ -312,6 +312,19 @@ def test_an_agent_that_was_replaced_leaves_the_ranks_alone(run, speak, rank):
     assert listen(young, lambda report: report.ranks).ranks[0].rank == 5
 
 
+def test_a_younger_agent_that_died_at_once_replaces_nobody(run, speak, rank):
+    """It was started by a supervisor in its last moments: somebody has to see to the node."""
+    old = speak("--orphan-s", "1")
+    old.say(Order("watch", 1, 1).to_line())
+    listen(old, lambda report: report.ranks)
+    young = speak()
+    listen(young, lambda report: True)
+    old.hang_up()
+    young.kill_group()
+    assert old.wait(15) == 0
+    assert rank.wait(1) != 0
+
+
 def test_nobody_reads_its_reports_and_it_still_notices_the_end(run):
     """A pipe that is full must not hold it up: the one who should read has been stopped."""
     reader, writer = os.pipe()
