@@ -125,6 +125,7 @@ MEGATRON = """
 """The last rank trains and prints; at the end, or on TERM, all save the step that they agree on, and leave with 0."""
 
 
+@pytest.mark.long
 def test_a_script_with_megatrons_habits_is_read_stopped_and_gone_on_with_by_them(tmp_path):
     words = ("--save", "{checkpoints}", "--exit-signal-handler")
     run = script_run(tmp_path / "run", MEGATRON, nodes=2, words=words, convention="megatron")
@@ -144,6 +145,7 @@ def test_a_script_with_megatrons_habits_is_read_stopped_and_gone_on_with_by_them
     assert "step 40/40  loss 0.2500" in out
 
 
+@pytest.mark.long
 def test_a_script_may_start_mpi_itself(tmp_path):
     script = """
         import os, pathlib
