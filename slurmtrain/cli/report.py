@@ -78,6 +78,8 @@ class Report:
     rollbacks: int = 0
     corruption: str = ""
     """A silent corruption: what is looked into, or what was found last."""
+    links: int | None = None
+    """Of a chain: how many jobs it may take."""
     tried: tuple[str, ...] = ()
     """Of a run whose budget is spent: a line for each attempt since the newest checkpoint."""
 
@@ -119,6 +121,7 @@ def report(seen: Seen, *, word: str | None = None) -> Report:
         category=_category(seen),
         budget=in_words(seen.spent, job.recovery) if job and seen.state.state != "FINISHED" else "",
         eligible_at=_eligible_at(seen),
+        links=job.slurm.links if job and job.slurm.continuation == "chain" else None,
         **_numbers(run),
         corruption=_corruption(run),
         tried=tuple(summary(read_attempts(run), seen.spent)) if seen.facts.over else (),
@@ -277,7 +280,8 @@ def lines(r: Report) -> Iterator[tuple[str, str]]:
         yield "origin", r.origin
     yield "state", f"{r.state}{f': {r.reason}' if r.reason else ''}"
     if r.job_id:
-        yield "job", r.job_id
+        link = r.job_id.partition("_")[2]
+        yield "job", f"{r.job_id}{f', link {link} of {r.links}' if link and r.links else ''}"
     if r.attempt is not None:
         yield "attempt", f"{r.attempt}{f' on {fold(r.nodes)}' if r.nodes else ''}{_fewer(r)}"
     yield from _lost(r)

@@ -113,7 +113,10 @@ def test_a_chain_is_one_array_without_requeue_and_one_scancel_ends_it(desk):
     assert "#SBATCH --no-requeue\n" in script
     assert "#SBATCH --requeue" not in script
     job_id = result.stdout.strip()
-    desk.slurm.put(desk.slurm.change(job_id, state="RUNNING"))
+    run = desk.run()
+    desk.slurm.put(replace(desk.slurm.job(job_id), job_id=f"{job_id}_2", comment=str(run.path)))
+    desk.slurm.forget(job_id)
+    assert f"job         {job_id}_2, link 2 of 3\n" in desk.type("status", "job").stdout
     assert desk.type("cancel", "job").exit_code == 0
     assert [one.job_id for one in desk.slurm.cancelled] == [job_id]
 
