@@ -71,6 +71,16 @@ def test_who_waits_elsewhere_is_late_because_of_another():
     assert found(records) == Missing("pg 5", 10, "all_gather", (2,), (3,))
 
 
+def test_of_two_that_are_late_the_one_is_blamed_that_waits_for_nobody():
+    """1 waits for 2, and 2 waits for 3."""
+    first = {"groups": {"1": [1, 2], "5": [2, 3]}}
+    records = {1: record(entry(4, "1"), **first), 2: record(entry(3, "1"), entry(9, "5"), **first), 3: record(entry(8, "5"), **first)}
+    assert found(records).absent == (3,)
+    other = {"groups": {"1": [2, 3], "5": [1, 2]}}
+    turned = {1: record(entry(4, "5"), **other), 2: record(entry(3, "5"), entry(9, "1"), **other), 3: record(entry(8, "1"), **other)}
+    assert found(turned).absent == (3,)
+
+
 def test_a_rank_that_has_entered_nothing_of_a_group_is_missing_there():
     records = {0: record(entry(1)), 1: record(entry(1)), 2: record(), 3: record(entry(1))}
     assert found(records).absent == (2,)

@@ -10,7 +10,7 @@ import pytest
 from slurmtrain.resilience.agentwire import NodeReport, RankSight
 from slurmtrain.resilience.exclude import read_excluded
 from slurmtrain.telemetry.reader import read_events
-from tests.resilience.stage import ONCE, Stage
+from tests.resilience.stage import ONCE, Stage, StageStep
 
 HANG = {"hang": {"step_s": 30, "first_step_s": 100, "save_s": 500, "load_s": 300, "storage_s": 300}}
 Does = Callable[[float, int], RankSight | None]
@@ -93,6 +93,36 @@ def test_ranks_that_move_again_are_left_alone(tmp_path):
     assert stage.supervise().code == 0
     assert "the ranks move again" in stage.lines
     assert (stage.recorded().outcome.fault_t, stage.recorded().outcome.seen_t) == (None, None)
+
+
+def test_ranks_that_moved_and_hang_again_are_asked_again(tmp_path):
+    stage = stage_of(tmp_path)
+    steps(stage, 10)
+    steps(stage, 80, first=45)
+
+    def what(t: float, rank: int) -> RankSight:
+        if t < 44:
+            return stuck(t, rank)
+        return does(t, rank) if t < 80 else does(t, rank, "step" if rank == 1 else "wait", 80, 80)
+
+    tell(stage, what, seconds=200, answers=False)
+    stage.supervise()
+    outcome = stage.recorded().outcome
+    assert (outcome.category, outcome.rank) == ("hang", 1)
+    assert (outcome.fault_t - stage.began, outcome.seen_t - stage.began) == (pytest.approx(80, abs=2), pytest.approx(110, abs=2))
+    assert len([order for order in stage.agents.orders if order.kind == "stacks"]) == 2
+
+
+def test_ranks_that_are_gone_once_the_step_was_ended_do_not_move_again(tmp_path, monkeypatch):
+    """To end a step takes a while on a node that hangs; by then the agents see no rank any more."""
+    stage = stage_of(tmp_path)
+    ended = StageStep.end
+    monkeypatch.setattr(StageStep, "end", lambda step, grace_s: (ended(step, grace_s), stage.clock.advance(5)))
+    steps(stage, 10)
+    tell(stage, lambda t, rank: stuck(t, rank) if t < 43 else None, seconds=200)
+    stage.supervise()
+    assert stage.recorded().outcome.seen_t - stage.began == pytest.approx(40, abs=2)
+    assert "the ranks move again" not in stage.lines
 
 
 def test_a_long_save_is_no_hang(tmp_path):
