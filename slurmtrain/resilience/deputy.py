@@ -45,7 +45,7 @@ COUNT = 4
 TURN_S = 45.0
 """How long each waits for the one before it."""
 TAKE_OVER_S = 60.0
-POLL_S = 5.0
+POLL_S, LOOK_S = 5.0, 2.5
 LIMIT_S = 1800.0
 PROBE_S = 20.0
 Host = Literal["down", "answers", "silent", "unknown"]
@@ -144,7 +144,7 @@ class Deputy:
             left_s = end - self._clock.monotonic()
             if left_s <= 0:
                 return True
-            self._clock.sleep(min(1.0, left_s))
+            self._clock.sleep(min(LOOK_S, left_s))
         return False
 
     def _look(self) -> Scene:

@@ -13,7 +13,6 @@ from slurmtrain.config.site import SiteConfig
 from slurmtrain.rundir import RunDir
 from slurmtrain.steps.launcher import StepSpec
 
-
 FLIGHT_ENTRIES = 1000
 """Collectives that torch's flight recorder keeps of a rank: some hundred KiB; one takes a microsecond."""
 WATCHDOG_MARGIN_S = 300

@@ -16,7 +16,7 @@ from slurmtrain.telemetry.reader import read_events
 from tests.fixtures_slurm import ROOT, clean_environ
 from tests.resilience.runs import make_run, site_of
 
-TIMES = {"collective_timeout_s": 60, "start_timeout_s": 60, "node_check_timeout_s": 60, "exit_grace_s": 3, "supervisor_silence_s": 6}
+TIMES = {"collective_timeout_s": 60, "start_timeout_s": 60, "node_check_timeout_s": 60, "exit_grace_s": 3, "supervisor_silence_s": 4}
 
 
 def processes_of(run: RunDir) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from slurmtrain.resilience.allocation import SlurmAllocation
-from slurmtrain.resilience.deputy import LIMIT_S, TAKE_OVER_S, TURN_S, Deputy, Scene, answers, judge
+from slurmtrain.resilience.deputy import LIMIT_S, LOOK_S, TAKE_OVER_S, TURN_S, Deputy, Scene, answers, judge
 from slurmtrain.resilience.exclude import read_excluded
 from slurmtrain.resilience.owner import claim
 from slurmtrain.resilience.records import AttemptRecord, Outcome, Owner, close_attempt, read_attempt, read_owner, write_attempt
@@ -199,7 +199,7 @@ def test_a_deputy_whose_node_is_taken_over_or_ended_leaves_at_once(stage):
     stage.clock.at(10, lambda: setattr(stage, "away", True))
     begun = stage.clock.monotonic()
     assert stage.deputy("n3", place=1).stand_in() == "wait"
-    assert stage.clock.monotonic() - begun <= 11
+    assert stage.clock.monotonic() - begun <= 10 + LOOK_S
     assert stage.slurm.requeued == []
 
 
