@@ -68,7 +68,7 @@ def test_a_run_finishes_and_a_later_start_has_nothing_to_do(tmp_path):
 
 
 def test_one_rank_that_dies_in_a_barrier_ends_the_job_soon_and_is_named(tmp_path):
-    run = make_run(tmp_path / "run", behaviour={"step_s": 0.05, "faults": [{"rank": 3, "step": 4, "do": "exit 7"}]}, recovery=ONCE)
+    run = make_run(tmp_path / "run", behaviour={**LONG, "faults": [{"rank": 3, "step": 4, "do": "exit 7"}]}, recovery=ONCE)
     began = time.monotonic()
     code, out = supervise(run)
     outcome = read_attempt(run, 1).outcome
