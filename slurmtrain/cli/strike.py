@@ -30,14 +30,8 @@ def check(kind: Kind, job: JobConfig, *, batch: bool) -> None:
         raise UserError(f"drill {kind.name} is done by slurmtrain's own trainer: a script of yours ([entry]) does not know of it")
     if not batch and (kind.way == "signal" or kind.deed == "supervisor"):
         raise UserError(f"drill {kind.name} needs a batch job: this site has no Slurm")
-    if kind.when == "evaluation" and not _evaluates(job):
+    if kind.when == "evaluation" and not job.evaluation.sets:
         raise UserError(f"drill {kind.name}: this job never evaluates: give it [evaluation] sets and every_steps")
-    if kind.deed in {"save", "shard"} and not job.checkpoint.every_steps:
-        raise UserError(f"drill {kind.name} needs checkpoints: --set checkpoint.every_steps=N")
-
-
-def _evaluates(job: JobConfig) -> bool:
-    return bool(job.evaluation.sets)
 
 
 @dataclass

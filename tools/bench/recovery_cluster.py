@@ -34,7 +34,7 @@ vocab = 320
 path = "{data}"
 
 [training]
-steps = 60
+steps = 120
 sequence_length = 32
 global_batch = 8
 
@@ -96,6 +96,8 @@ class Field:
     folder: Path
     nodes: int
     timings: str
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set when somebody wants the end: drills are let go."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property

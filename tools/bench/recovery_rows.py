@@ -45,6 +45,9 @@ class Trial:
         """To its end: strike when it is time, spare a requeued job its begin time."""
         end, held_since = time.monotonic() + LIMIT_S, None
         while self.process.poll() is None:
+            if self.field.stop.is_set():
+                self.process.kill()
+                raise RuntimeError("stopped")
             if self.entry.act and self.struck_t is None and reached(self.run) >= STEP:
                 self._strike()
             job_id = job_of(self.run)
@@ -123,11 +126,15 @@ def rows(field: Field, entries: tuple[Entry, ...], at_once: int) -> Iterator[Row
     together = [one for one in entries if not one.alone]
     running: dict[Future[Row], Entry] = {}
     with ThreadPoolExecutor(at_once) as pool:
-        while together or running:
-            while together and len(running) < at_once and sum(one.size for one in running.values()) + together[0].size <= field.nodes:
-                running[pool.submit(measure, field, together[0])] = together.pop(0)
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield _result(future, running.pop(future))
+        try:
+            while together or running:
+                while together and len(running) < at_once and sum(one.size for one in running.values()) + together[0].size <= field.nodes:
+                    running[pool.submit(measure, field, together[0])] = together.pop(0)
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield _result(future, running.pop(future))
+        except BaseException:
+            field.stop.set()
+            raise
     for entry in (one for one in entries if one.alone):
         yield measure(field, entry)
 
