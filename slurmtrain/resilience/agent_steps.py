@@ -83,7 +83,6 @@ class StepAgents:
         self._seats: dict[str, _Seat] = {}
         self._groups: list[Group] = []
         self._heard: dict[str, Heard] = {}
-        self._ended: list[Group] = []
         self._watch: Order | None = None
         self._pinged_at = float("-inf")
         self._words: list[str] = []
@@ -101,7 +100,6 @@ class StepAgents:
             self._seat(together, now)
             self._restart(now)
         self._tell()
-        self._drop_ended()
         if self._threaded and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="agents", daemon=True)
             self._thread.start()
@@ -132,12 +130,12 @@ class StepAgents:
             for group in self._groups:
                 group.talk.hang_up()
             limit = self._clock.monotonic() + CLOSE_S
+            left = [group for group in self._groups if not self._has_gone(group, limit)]
             for group in self._groups:
-                if not self._left(group, limit):
-                    self._ended.append(group)
                 group.talk.close()
             self._groups = []
-        self._drop_ended(wait=True)
+        for group in left:
+            group.end()
         self._tell()
 
     # --- the thread
@@ -158,7 +156,6 @@ class StepAgents:
                 self._send(Order("ping", 0))
             self._look_after(now)
             self._restart(now)
-        self._drop_ended()
 
     def _listen(self, group: Group, now: float) -> None:
         *lines, group.rest = (group.rest + group.talk.heard()).split("\n")
@@ -186,12 +183,10 @@ class StepAgents:
         """Find who is gone: all of a group whose launcher has ended, or a node that is silent."""
         for group in [group for group in self._groups if group.talk.poll() is not None]:
             self._listen(group, now)
-            self._groups.remove(group)
-            group.talk.close()
+            self._let_go(group)
             nodes = [node for node, seat in self._seats.items() if seat.group is group]
             for node in nodes:
                 self._lose(node, now, alone=len(group.nodes) == 1 or self._seats[node].tries > 0)
-            self._ended.append(group)
             if nodes:
                 self._words.append(f"the agents of {fold(nodes)} have ended")
         silent = [node for node, seat in self._seats.items() if seat.group is not None and now - seat.since > seat.limit_s]
@@ -201,9 +196,16 @@ class StepAgents:
             its = self._seats[node].group
             self._lose(node, now, alone=any(seat.group is its for other, seat in self._seats.items() if other not in silent))
         for group in [group for group in self._groups if all(seat.group is not group for seat in self._seats.values())]:
-            self._groups.remove(group)
-            group.talk.close()
-            self._ended.append(group)
+            self._let_go(group)
+
+    def _let_go(self, group: Group) -> None:
+        """Its launcher goes, and nobody else is ended: agents that live leave by themselves, once others have taken their place.
+
+        Where launcher and supervisor are dying with their node, the agents of the others are all that is left.
+        """
+        self._groups.remove(group)
+        group.talk.kill_group()
+        group.talk.close()
 
     def _lose(self, node: str, now: float, *, alone: bool) -> None:
         seat = self._seats[node]
@@ -247,21 +249,11 @@ class StepAgents:
         for group in self._groups:
             group.talk.say(line)
 
-    def _left(self, group: Group, limit: float) -> bool:
+    def _has_gone(self, group: Group, limit: float) -> bool:
         """Whether its launcher has ended by the limit; a group with a node that is silent is not waited for."""
         now = self._clock.monotonic()
         silent = any(now - self._seats[node].since > SILENT_S for node in group.nodes if node in self._seats)
         return group.talk.wait(0.0 if silent else max(0.0, limit - now)) is not None
-
-    def _drop_ended(self, *, wait: bool = False) -> None:
-        """In threads: Slurm may not answer, and who waits for it says nothing to the agents meanwhile."""
-        with self._lock:
-            ended, self._ended = self._ended, []
-        for group in ended:
-            if self._threaded and not wait:
-                threading.Thread(target=group.end, name="end", daemon=True).start()
-            else:
-                group.end()
 
     def _tell(self) -> None:
         """Lines are said by the thread that calls, never by ours: the supervisor's output has one writer."""
