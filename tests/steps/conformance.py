@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,17 @@ class LauncherConformance:
         assert step.poll() is not None
         until(lambda: not processes_with(word), 10)
         assert time.monotonic() - start < 20
+
+    def test_what_another_process_started_by_a_spec_is_found_by_it_and_ended(self, launcher, spec, folder):
+        word = f"left-{folder.parent.name}"
+        step = launcher.start(spec(STUBBORN, word))
+        until(lambda: log_text(folder / "node-%n.log").count("up") == 4)
+        other = spec("pass", "of another spec")
+        assert not launcher.end_left(replace(other, output=folder / "other-%n.log"), 0.5)
+        assert launcher.end_left(spec(STUBBORN, word), 0.5)
+        until(lambda: not processes_with(word), 10)
+        assert not launcher.end_left(spec(STUBBORN, word), 0.5)
+        assert step.wait(20) is not None
 
     def test_ending_what_has_ended_is_no_fault(self, launcher, spec):
         step = launcher.start(spec("pass"))

@@ -173,6 +173,25 @@ def test_after_srun_was_killed_its_step_is_found_by_name_and_ended(tmp_path):
     assert stage.slurm.steps("7")[0].name == "batch"
 
 
+def test_without_a_grace_the_step_is_ended_by_slurmctld_alone(tmp_path):
+    """TERM goes to each node, and a dead one costs seconds."""
+    stage = Stage(tmp_path)
+    step, _ = stage.start()
+    start = stage.clock.monotonic()
+    step.end(0.0)
+    assert [deed.signal for deed in stage.slurm.cancelled] == [None]
+    assert stage.clock.monotonic() - start <= AFTER_KILL_S + 1
+
+
+def test_an_abandoned_step_is_waited_for_by_nobody(tmp_path):
+    stage = Stage(tmp_path)
+    step, srun = stage.start()
+    start = stage.clock.monotonic()
+    step.abandon()
+    assert ([deed.signal for deed in stage.slurm.cancelled], srun.signals) == ([None], [signal.SIGKILL])
+    assert stage.clock.monotonic() == start
+
+
 def test_a_node_that_hangs_keeps_nobody_waiting(tmp_path):
     """scancel -s TERM then takes 5 s and fails; the other nodes have heard it (tried)."""
     stage = Stage(tmp_path)
