@@ -14,9 +14,9 @@ it was as fast as the others in between. Agents report once in a while, so that 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from slurmtrain.config.recovery import StragglerConfig
@@ -69,19 +69,19 @@ class Stragglers:
 
     def look(self, works: Mapping[int, Work]) -> list[Straggler]:
         """The ranks that have become stragglers by these samples."""
-        found = []
+        found, stages = [], self._by_stage(works)
         for rank in sorted(works):
             work, seen = works[rank], self._seen.get(rank, -1)
             if work.step < seen:  # the run has gone back to a checkpoint
                 self._since.pop(rank, None)
             if work.work_s > 0 and work.step != seen:
                 self._seen[rank] = work.step
-                if (one := self._judge(rank, works)) is not None:
+                if (one := self._judge(rank, work, median_without(stages[self._stage(rank)], work.work_s))) is not None:
                     found.append(one)
         return found
 
-    def _judge(self, rank: int, works: Mapping[int, Work]) -> Straggler | None:
-        work, peers = works[rank], self._peers(rank, works)
+    def _judge(self, rank: int, work: Work, peers: float | None) -> Straggler | None:
+        """`peers`: the median of the others of its stage; None: it is alone there."""
         if peers is None or work.work_s <= self._wish.factor * peers or work.work_s - peers < EXCESS_S:
             self._since.pop(rank, None)
             self._told.discard(rank)
@@ -92,10 +92,26 @@ class Stragglers:
         self._told.add(rank)
         return Straggler(rank, work.node, round(work.work_s / peers, 3), work.step, work.work_s, peers)
 
-    def _peers(self, rank: int, works: Mapping[int, Work]) -> float | None:
-        """Median of the other ranks of its stage; None where there are none."""
-        others = [one.work_s for r, one in works.items() if r != rank and one.work_s > 0 and self._stage(r) == self._stage(rank)]
-        return median(others) if others else None
+    def _by_stage(self, works: Mapping[int, Work]) -> dict[int, list[float]]:
+        """What the ranks of each stage took, ascending; of thousands of ranks it is sorted once."""
+        stages: dict[int, list[float]] = {}
+        for rank, work in works.items():
+            if work.work_s > 0:
+                stages.setdefault(self._stage(rank), []).append(work.work_s)
+        return {stage: sorted(taken) for stage, taken in stages.items()}
 
     def _stage(self, rank: int) -> int:
         return self._stages[rank] if rank < len(self._stages) else 0
+
+
+def median_without(ordered: Sequence[float], one: float) -> float | None:
+    """The median of ascending numbers without one of them; None where it is alone.
+
+    >>> median_without([1.0, 2.0, 4.0, 9.0], 9.0), median_without([1.0, 2.0, 4.0], 1.0), median_without([3.0], 3.0)
+    (2.0, 3.0, None)
+    """
+    count, gap = len(ordered) - 1, bisect_left(ordered, one)
+    if not count:
+        return None
+    low, high = ((k if k < gap else k + 1) for k in ((count - 1) // 2, count // 2))
+    return (ordered[low] + ordered[high]) / 2

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from statistics import median
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurmtrain.config.recovery import StragglerConfig
-from slurmtrain.resilience.stragglers import Straggler, Stragglers, Work
+from slurmtrain.resilience.stragglers import Straggler, Stragglers, Work, median_without
 
 WISH = StragglerConfig(factor=1.5, steps=5)
 
@@ -44,6 +49,22 @@ def test_one_quick_step_in_between_begins_anew():
 
 def test_samples_that_skip_steps_count_the_steps_between():
     assert [step for step, _ in run(Stragglers(WISH), [10, 12, 20], 1, 1, 1, 2)] == [20]
+
+
+@given(st.lists(st.floats(0.001, 1e3), min_size=2, max_size=12), st.data())
+def test_the_median_of_the_others(works, data):
+    index = data.draw(st.integers(0, len(works) - 1))
+    others = works[:index] + works[index + 1 :]
+    assert median_without(sorted(works), works[index]) == pytest.approx(median(others))
+
+
+def test_ten_thousand_ranks_are_looked_at_in_no_time():
+    watch, count = Stragglers(WISH), 10_000
+    began = time.process_time()
+    for step in (1, 6):
+        found = watch.look({rank: Work(step, 1.0 + rank / count + 2 * (rank == 77), f"n{rank // 8}") for rank in range(count)})
+    assert [one.rank for one in found] == [77]
+    assert time.process_time() - began < 2
 
 
 def test_a_run_that_goes_back_begins_to_count_anew():
