@@ -208,6 +208,26 @@ def test_a_time_out_of_torchs_below_ours_is_told(tmp_path):
     assert [line for line in stage.lines if "collective_timeout_s = 60 of the site is not above recovery.hang.step_s = 60" in line]
 
 
+@pytest.mark.parametrize("record", [True, False])
+def test_of_other_ends_the_newest_step_and_the_moment_of_notice_are_recorded(tmp_path, record):
+    """A rank that ends 0.7 s after step 10: with a record, or without a word (then the launcher's end tells)."""
+    stage = stage_of(tmp_path)
+    steps(stage, 10)
+    stage.at(10.7, lambda: stage.record(2, "error", "ValueError: no", 1) if record else stage.leave())
+    stage.supervise()
+    outcome = stage.recorded().outcome
+    assert outcome.category == "rank_crash"
+    assert outcome.fault_t - stage.began == pytest.approx(10, abs=0.01)
+    assert outcome.seen_t - stage.began == pytest.approx(11, abs=0.51)
+
+
+def test_an_end_that_all_agreed_on_is_no_fault(tmp_path):
+    stage = stage_of(tmp_path)
+    stage.train(until=5)
+    stage.supervise()
+    assert (stage.recorded().outcome.fault_t, stage.recorded().outcome.seen_t) == (None, None)
+
+
 # --- slow ranks
 
 
