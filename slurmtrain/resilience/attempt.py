@@ -78,7 +78,9 @@ def _go(c: Composition, checked: AttemptRecord, plan: Plan) -> Ended:
 
     def note(so_far: Watched) -> None:
         with suppress(OSError):
-            close_attempt(c.run, c.disk, record, outcome_of(c, classify(evidence_of(c, record, so_far, watch.tracker, step)), so_far))
+            evidence = evidence_of(c, record, so_far, watch.tracker, step)
+            verdict = classify(evidence)
+            close_attempt(c.run, c.disk, record, outcome_of(c, replace(verdict, category=category(c, verdict, evidence)), so_far))
 
     watched = watch.until_over(step, note)
     verdict = judge_end(c, record, evidence_of(c, record, watched, watch.tracker, step))

@@ -17,7 +17,7 @@ from typing import Any
 
 from slurmtrain.atomic import to_json
 from slurmtrain.clock import SystemClock
-from slurmtrain.errors import EXIT_NO_RESTART, EXIT_OK, OwnershipError
+from slurmtrain.errors import EXIT_FAULT, EXIT_NO_RESTART, EXIT_OK, OwnershipError
 from slurmtrain.resilience.account import barred_link, leave_waiting
 from slurmtrain.resilience.attempt import Ended, make_attempt
 from slurmtrain.resilience.calls import pause
@@ -33,6 +33,8 @@ from slurmtrain.resilience.verdict import write_exit_code
 from slurmtrain.rundir import RunDir
 from slurmtrain.telemetry.history import add_act
 
+DISK_WAIT_S, _DISK_LOOK_S = 600.0, 5.0
+"""For a disk that does not let the next attempt be claimed."""
 _ACT = {"finished": "finish", "stopped": "stopped", "requeue": "stopped for requeue"}
 
 
@@ -89,9 +91,11 @@ def _attempts(c: Composition, me: Owner) -> Summary:
     learnt, first = Learnt(), True
     while True:
         try:
-            owner = claim(c.run, me, disk=c.disk, clock=c.clock, client=c.client, interrupted=lambda: c.signals.any)
+            owner = _claim(c, me)
         except OwnershipError as error:
             return _early(c, EXIT_NO_RESTART, "refused", str(error))
+        except OSError as error:
+            return _early(c, EXIT_FAULT, "failed", f"no further attempt: {error}; go on by `slurmtrain submit --resume`")
         over = take_over(c, owner, learnt) if first else None
         if over is not None:
             return _finish(c, owner, *over)
@@ -103,6 +107,24 @@ def _attempts(c: Composition, me: Owner) -> Summary:
             return _finish(c, owner, ended, after)
         c.say(f"{after.why}{f', after a pause of {after.delay_s:.0f} s' if after.delay_s else ''}")
         pause(c, after.delay_s)
+
+
+def _claim(c: Composition, me: Owner) -> Owner:
+    """The next attempt is this supervisor's; a disk that refuses (full, read-only, stale) is waited for, a while.
+
+    Raises OwnershipError; OSError where the disk goes on refusing, or somebody calls.
+    """
+    limit, told = c.clock.monotonic() + DISK_WAIT_S, False
+    while True:
+        try:
+            return claim(c.run, me, disk=c.disk, clock=c.clock, client=c.client, interrupted=lambda: c.signals.any)
+        except OSError as error:
+            if c.signals.any or c.clock.monotonic() >= limit:
+                raise
+            if not told:
+                c.say(f"the next attempt cannot be claimed: {error}: waiting for the disk, up to {DISK_WAIT_S:.0f} s")
+            told = True
+            c.clock.sleep(_DISK_LOOK_S)
 
 
 def _gate(c: Composition) -> Summary | None:

@@ -1,6 +1,6 @@
 """One run of four ranks on a real Slurm of its own that meets faults, one after another, and must come out as if there had been none.
 
-    python tools/bench/soak.py [--seed N] [--faults 30] [--json] [--limit 180]
+    python tools/bench/soak.py [--seed N] [--faults 30 | --kinds node,host] [--json] [--limit 180]
 
 Rows: the fault, what it hit, how its attempt ended and was called, seconds from the fault until a step of the next attempt was done. At the
 end what does not hold of: the run has finished; losses and norms of all steps of all attempts are those of an undisturbed run, bit for bit;
@@ -57,7 +57,7 @@ class Soak:
         newest = trained.newest_step()
         self._villain.prepare(following, newest)
         again = trained.wait(f"steps after {kind}: {words}", lambda: self._trains_after(record.attempt))
-        self._row(index, kind, words, closed, again, began)
+        self._row(index, kind, words, self._closed(record.attempt) or closed, again, began)
         self._villain.mend()
 
     def _ready(self, kind: str) -> AttemptRecord:
@@ -92,12 +92,12 @@ class Soak:
 def soak(args: argparse.Namespace, tell: Callable[[dict[str, object]], None]) -> list[str]:
     """The whole of it; what was found."""
     rng = random.Random(args.seed)
-    kinds = drawn(rng, args.faults)
+    kinds = args.kinds.split(",") if args.kinds else drawn(rng, args.faults)
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         root = Path(folder)
         cluster = Cluster(root / "c", NODES)
         try:
-            make_root(cluster, root, steps=BASE_STEPS + STEPS_A_FAULT * args.faults, nodes="2-4", hang_s=args.hang)
+            make_root(cluster, root, steps=BASE_STEPS + STEPS_A_FAULT * len(kinds), nodes="2-4", hang_s=args.hang)
             still = Trained(cluster, root, "still", limit_s=args.limit)
             still.wait("the undisturbed run", still.run.finished.exists, limit_s=10 * args.limit)
             trained = Trained(cluster, root, "soaked", limit_s=args.limit)
@@ -123,6 +123,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     parser.add_argument("--faults", type=int, default=30)
+    parser.add_argument("--kinds", default="", help="these faults in this order, in place of drawn ones: node,supervisor,host")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds that anything may take that is waited for (180)")
     parser.add_argument("--hang", type=float, default=20.0, help="recovery.hang.step_s of the run (20)")
     parser.add_argument("--json", action="store_true", help="one JSON object at the end, in place of the rows' table")

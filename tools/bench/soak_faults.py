@@ -6,7 +6,7 @@
 | save | SIGKILL to a rank while a checkpoint is written |
 | shard | a byte of the newest checkpoint turned over, then SIGKILL to a rank |
 | exit, exception, nan | a rank to itself, by faults.json |
-| node, freeze | a node loses power; a node stops answering. Both come back when the run trains again |
+| node, host, freeze | a node loses power; the batch host does; a node stops answering. They come back when the run trains again |
 | supervisor, agent | SIGKILL |
 | term | TERM and USR2 to the batch script, a moment apart: a requeue |
 """
@@ -29,7 +29,7 @@ from slurmtrain.store.manifest import MANIFEST_NAME
 from slurmtrain.telemetry.faults import Fault, faults_bytes
 from slurmtrain.telemetry.heartbeat import heartbeat_dir, read_beats
 
-KINDS = ("kill", "stop", "save", "shard", "exit", "exception", "nan", "node", "freeze", "supervisor", "agent", "term")
+KINDS = ("kill", "stop", "save", "shard", "exit", "exception", "nan", "node", "host", "freeze", "supervisor", "agent", "term")
 BY_ITSELF = {"exit": 7.0, "exception": 1.0, "nan": 1.0}
 """Kinds that a rank does to itself, and the fault's value."""
 MOST_SUPERVISORS = 3
@@ -68,7 +68,7 @@ class Villain:
         if kind in BY_ITSELF:
             return "by the rank itself"
         deeds: Mapping[str, Callable[[AttemptRecord], str]] = {
-            "kill": self._kill, "stop": self._stop, "save": self._in_a_save, "shard": self._shard, "node": self._node,
+            "kill": self._kill, "stop": self._stop, "save": self._in_a_save, "shard": self._shard, "node": self._node, "host": self._host,
             "freeze": self._freeze, "supervisor": self._supervisor, "agent": self._agent, "term": self._term,
         }  # fmt: skip
         return deeds[kind](record)
@@ -114,12 +114,21 @@ class Villain:
         return f"{largest.name} of step {step}; {self._kill(record)}"
 
     def _node(self, record: AttemptRecord) -> str:
-        return self._lose("fail", self._rng.choice(record.nodes))
+        return self._lose("fail", self._other(record))
+
+    def _host(self, record: AttemptRecord) -> str:
+        return self._lose("fail", self._batch_host())
 
     def _freeze(self, record: AttemptRecord) -> str:
         """Not the batch host: Slurm itself decides what becomes of a job whose batch host is silent, when it comes to."""
-        host = self._trained.cluster.job(self._trained.job).get("BatchHost")
-        return self._lose("hang", self._rng.choice([node for node in record.nodes if node != host]))
+        return self._lose("hang", self._other(record))
+
+    def _batch_host(self) -> str:
+        return self._trained.cluster.job(self._trained.job)["BatchHost"]
+
+    def _other(self, record: AttemptRecord) -> str:
+        host = self._batch_host()
+        return self._rng.choice([node for node in record.nodes if node != host])
 
     def _lose(self, how: str, node: str) -> str:
         self.down.append(node)
