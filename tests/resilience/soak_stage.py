@@ -29,7 +29,7 @@ from slurmtrain.telemetry.stopfile import read_stop
 from tests.resilience.soak_doors import Fate, Killed, SoakAgents, SoakClock, SoakDisk, SoakSlurm
 from tests.resilience.stage import Stage, StageStep
 
-START_LIMIT_S = 20_000.0
+START_LIMIT_S = 3_000.0
 COLLECTIVE_S = 180.0
 SAVE_EVERY, SLURMD_TIMEOUT_S, KILL_WAIT_S = 3, 10.0, 5.0
 ANSWER = describe("n1", "", (), {"SLURM_CPUS_ON_NODE": "8"})

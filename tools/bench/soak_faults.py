@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from slurmtrain.resilience.records import AttemptRecord, read_owner
 from slurmtrain.store.listing import steps_present
 from slurmtrain.store.manifest import MANIFEST_NAME
 from slurmtrain.telemetry.faults import Fault, faults_bytes
-from slurmtrain.telemetry.heartbeat import heartbeat_dir, read_beats
+from slurmtrain.telemetry.heartbeat import heartbeat_dir, read_beats, run_memory
 
 KINDS = ("kill", "stop", "save", "shard", "exit", "exception", "nan", "node", "host", "freeze", "supervisor", "agent", "term")
 BY_ITSELF = {"exit": 7.0, "exception": 1.0, "nan": 1.0}
@@ -133,6 +134,8 @@ class Villain:
     def _lose(self, how: str, node: str) -> str:
         self.down.append(node)
         self._trained.cluster.devcluster(how, node)
+        if how == "fail":  # what it held in memory is gone with its power; nodes that are emulated share one memory
+            shutil.rmtree(run_memory(self._trained.run.path) / node, ignore_errors=True)
         return node
 
     def _supervisor(self, record: AttemptRecord) -> str:
