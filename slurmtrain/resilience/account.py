@@ -65,6 +65,8 @@ def open_account(c: Composition) -> Exhausted | None:
 def _judged(c: Composition, before: Spent, now: Spent, records: Sequence[AttemptRecord]) -> Allowed | Exhausted:
     """Judge by the newest of the attempts that were charged just now; where none was there is nothing to judge."""
     newest = records[-1].outcome if records else None
+    if now.job_id == before.job_id and now.over:
+        return Exhausted(now.over)  # Slurm has requeued the job all the same: a node of it was lost
     if now.attempt == before.attempt or now.job_id != before.job_id:
         return Allowed()
     return judge(now, (newest.category if newest else None) or "node_failure", c.setup.job.recovery)

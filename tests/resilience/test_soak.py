@@ -78,6 +78,7 @@ class Soak:
         stage.check(stage.shape != "chain" or not requeues, "a link was requeued")
         records = stage.attempts()
         self._records(records, summary)
+        self._within_the_budget(records)
         self._codes(records, summary)
         self._avoided()
         if stage.turn % 4 == 0 or stage.run.finished.exists():
@@ -102,6 +103,18 @@ class Soak:
         if summary is not None and summary.attempt in {r.attempt for r in records}:
             newest = next(r for r in records if r.attempt == summary.attempt)
             stage.check(newest.outcome or newest.attempt in stage.excused, "a supervisor left its attempt open")
+
+    def _within_the_budget(self, records: list[AttemptRecord]) -> None:
+        """No job makes a further attempt after three in a row without a newer checkpoint; those with a full disk could not be counted."""
+        lost, best, job = 0, 0, ""
+        for record in records:
+            array = record.job_id.partition("_")[0]
+            lost = 0 if array != job else lost
+            self.stage.check(lost < 3, f"attempt {record.attempt} of job {array} came after {lost} without a newer checkpoint")
+            step, job = self._durable(record), array
+            known = record.outcome is not None and record.outcome.category not in {"preempted", "finished", "stopped", "cancelled"}
+            lost = 0 if step > best or record.attempt in self.stage.excused else lost + known
+            best = max(best, step)
 
     def _codes(self, records: list[AttemptRecord], summary: Summary | None) -> None:
         stage = self.stage

@@ -62,3 +62,19 @@ def test_what_is_written_before_a_step_is_ended_says_that_it_hung(tmp_path, monk
     assert stage.script() is None
     outcome = stage.recorded(1).outcome
     assert (outcome.category, outcome.rank, outcome.node) == ("hang", 1, "n1")
+
+
+def test_a_job_that_slurm_requeues_although_its_budget_is_spent_makes_no_further_attempt(tmp_path):
+    """Broken: each node that dies buys a run that gets nowhere another start."""
+    stage = stage_of(tmp_path)
+    codes = []
+    for turn in range(4):
+        if turn:
+            stage.give()
+        stage.clock.at(2.0, lambda: stage.lose_node(stage.job().nodes[-1]))
+        summary = stage.script()
+        codes.append(summary.code if summary else None)
+        stage.clock.forget()
+    assert codes == [75, 75, 75, 93]
+    assert [record.attempt for record in stage.attempts()] == [1, 2, 3]
+    assert "3 attempts in a row brought no newer checkpoint" in stage.lines[-1]
