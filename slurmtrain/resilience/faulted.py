@@ -17,7 +17,6 @@ from slurmtrain.resilience.exclude import blamed
 from slurmtrain.resilience.records import AttemptRecord, Outcome, read_owner
 from slurmtrain.shell import Shell, SystemShell
 from slurmtrain.slurm.hostlist import expand, fold
-from slurmtrain.telemetry.causes import Cause
 from slurmtrain.telemetry.faultlog import LoggedEnd, append, is_logged
 from slurmtrain.telemetry.history import whoami
 
@@ -51,21 +50,23 @@ def log_missed(c: Composition, record: AttemptRecord) -> None:
     path = c.setup.site.reliability.fault_log
     if path is None:
         return
-    outcome = record.outcome
-    if outcome is None:
-        host = batch_host(c, record)
-        down = bool(c.allocation.down([host]))
-        cause: Cause = "node_failure" if down else "launch_failure"
-        words = f"batch host {host} is down, and its supervisor with it" if down else ""
-        outcome = Outcome(
-            "node_failure" if down else "launch", words, node=host if down else "", t_end=_newest_sign(c, record), category=cause
-        )
+    outcome = record.outcome or missed_outcome(c, record)
     bad = [one.node for one in blamed(outcome)]
     try:
         line = logged(record, outcome, bad, site=c.setup.site.name, user=whoami().partition("@")[0]).to_line()
     except SlurmError:
         return
     _patiently(c, str(path), lambda: None if is_logged(path, c.setup.site.name, record.job_id, record.attempt) else append(path, line))
+
+
+def missed_outcome(c: Composition, record: AttemptRecord) -> Outcome:
+    """Of an attempt of an earlier start that nobody lived to close: its node is to blame where Slurm calls it down."""
+    host = batch_host(c, record)
+    t_end = _newest_sign(c, record)
+    if not c.allocation.down([host]):
+        return Outcome("failed", "its supervisor was lost without a word", t_end=t_end, category="launch_failure")
+    words = f"batch host {host} is down, and its supervisor with it"
+    return Outcome("node_failure", words, node=host, t_end=t_end, category="node_failure", fault_t=t_end)
 
 
 def batch_host(c: Composition, record: AttemptRecord) -> str:

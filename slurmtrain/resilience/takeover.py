@@ -12,7 +12,7 @@ from slurmtrain.resilience.attempt import Ended, outcome_of
 from slurmtrain.resilience.classify import Evidence, Verdict, classify
 from slurmtrain.resilience.composition import Composition
 from slurmtrain.resilience.ending import End
-from slurmtrain.resilience.faulted import log_end, log_missed
+from slurmtrain.resilience.faulted import log_end, log_missed, missed_outcome
 from slurmtrain.resilience.judgement import durable_step
 from slurmtrain.resilience.nodes import Learnt
 from slurmtrain.resilience.ranks import rank_spec
@@ -33,12 +33,22 @@ def take_over(c: Composition, owner: Owner, learnt: Learnt) -> tuple[Ended, End]
         log_missed(c, records[-1])
     learnt.attempts = len(mine) if c.allocation.job_id else 0
     spent = open_account(c)
+    if records and records[-1] not in mine and c.allocation.job_id:
+        _close_missed(c, records[-1])
     if ended is not None:
         return ended, End(EXIT_OK, why="the run is complete")
     if spent is None:
         return None
     last = records[-1].outcome or Outcome("node_failure", "nobody lived to say how it ended", category="node_failure")
     return Ended(None, last), End(EXIT_NO_RESTART, why=f"not started again: {spent.why}")
+
+
+def _close_missed(c: Composition, record: AttemptRecord) -> None:
+    """The record of an earlier start's attempt that nobody lived to close: lost with the batch host, as a rule."""
+    if record.outcome is None:
+        outcome = missed_outcome(c, record)
+        try_to_write(c, "attempt.json", lambda: close_attempt(c.run, c.disk, record, outcome))
+        c.say(f"attempt {record.attempt} {outcome.kind}: {outcome.cause}")
 
 
 def _inherit(c: Composition, record: AttemptRecord, learnt: Learnt) -> Ended | None:

@@ -103,7 +103,7 @@ class EventSink:
 
     def _append(self, batch: list[str]) -> None:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(exist_ok=True)  # never those above it: a run folder that is gone shall come back, not begin anew
             head = "\n" if self._torn and not _ends_whole(self.path) else ""
             self._disk.append(self.path, (head + "".join(batch)).encode())
             self._torn = False

@@ -13,6 +13,10 @@ class Killed(BaseException):
     """SIGKILL: no `except Exception`, no file, no word."""
 
 
+def batch_host(stage: Stage) -> str:
+    return stage.recorded(1).nodes[0]
+
+
 def kill(stage: Stage) -> None:
     """Let the supervisor be killed; what it started runs on."""
 
@@ -77,3 +81,16 @@ def test_the_one_after_a_requeue_touches_nothing_of_the_start_before(tmp_path):
     first = stage.recorded(1).outcome
     assert stage.left_ended == []
     assert first is None or "ended by the next one" not in first.cause
+
+
+def test_a_batch_host_that_was_lost_with_its_supervisor_is_told_by_the_next_start(tmp_path):
+    """Nobody else lived to: without it the run would not know of the fault."""
+    stage = Stage(tmp_path)
+    kill(stage)
+    stage.start_again()
+    stage.slurm.node(batch_host(stage), "DOWN")
+    stage.train(until=12, first=5, attempt=2)
+    assert stage.supervise().outcome == "finished"
+    first = stage.recorded(1).outcome
+    assert (first.kind, first.category, first.node) == ("node_failure", "node_failure", batch_host(stage))
+    assert first.t_end >= stage.recorded(1).t_start
