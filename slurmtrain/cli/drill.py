@@ -112,7 +112,7 @@ def _drill(kind: Kind, wish: Wish, said: dict[str, Any], doors: Doors) -> int:
     state = (_in_a_job if batch else _here)(made, contents, doors, start, striker, quiet=said["as_json"])
     row = row_for(made.run, kind, doors, state=state, struck_t=striker.struck_t, reference=reference)
     if said["as_json"]:
-        click.echo(json.dumps({**row.to_json(), "run": str(made.run.path), "trouble": striker.trouble}))
+        click.echo(json.dumps({**row.to_json(), "run": str(made.run.path), "struck_t": striker.struck_t, "trouble": striker.trouble}))
     else:
         for label, text in words(row):
             click.echo(f"{label:<11} {text}")

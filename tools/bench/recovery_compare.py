@@ -26,6 +26,7 @@ from slurmtrain.rundir import RunDir
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 STEPS, EVERY, KILL_AT, PAUSE_S = 120, 20, 47, 0.1
 LIMIT_S = 400.0
+TORCHRUN_LIMIT_S = 150.0
 _LINE = re.compile(r"step (\d+) loss (\S+)")
 JOB = """\
 [entry]
@@ -130,11 +131,17 @@ def _torchrun(folder: Path, name: str, *, kill: bool) -> Lines:
     argv = [TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=3", *_words(out)]
     lines.began = time.time()
     lines.start()
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     with open(out / "log", "w") as log:
-        process = subprocess.Popen(argv, cwd=folder, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"})
-    if kill:
-        lines.struck = _kill_rank(lines, str(out))
-    process.wait(LIMIT_S)
+        process = subprocess.Popen(argv, cwd=folder, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+    try:
+        if kill:
+            lines.struck = _kill_rank(lines, str(out))
+        process.wait(TORCHRUN_LIMIT_S)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(30)
     time.sleep(0.2)
     lines.stop()
     return lines
@@ -173,7 +180,16 @@ def _of_torchrun(folder: Path, name: str, final: str) -> Side:
 
 def _of_slurmtrain(where: Field, folder: Path, name: str, final: str, *, node: bool) -> Side:
     run = RunDir(where.runs / ("ddp-node" if node else "ddp-rank"))
-    options = ["--site", str(where.folder / "two.toml"), "--root", str(where.runs), "-J", run.name, f"--spares={int(node)}"]
+    options = [
+        "--site",
+        str(where.folder / "two.toml"),
+        "--root",
+        str(where.runs),
+        "-J",
+        run.name,
+        f"--spares={int(node)}",
+        "--include=ddp.py",
+    ]
     done = subprocess.run([SLURMTRAIN, "submit", "ddp.toml", *options], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.strip())

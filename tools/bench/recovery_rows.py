@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,7 +94,16 @@ def measure(field: Field, entry: Entry) -> Row:
             trial = Trial(entry, field, RunDir(root / name), process)
             trial.follow()
             said = process.communicate()[0]
-        return _judged(trial, said)
+        row = _judged(trial, said)
+        if entry.place:
+            _keep_words(field, trial.run)
+        return row
+
+
+def _keep_words(field: Field, run: RunDir) -> None:
+    """What a run said whose file system goes now."""
+    with suppress(OSError, shutil.Error):
+        shutil.copytree(run.path, field.runs / run.name, ignore=shutil.ignore_patterns("step-*", ".step-*", "code"))
 
 
 def _judged(trial: Trial, said: str) -> Row:
@@ -100,7 +111,8 @@ def _judged(trial: Trial, said: str) -> Row:
     told: dict[str, Any] = json.loads(said.splitlines()[-1]) if said.strip() else {}
     doors, kind = system_doors(), replace(kind_of(entry.kind), went=(entry.went,))
     state = told.get("state") or (see(run, doors).state.state if run.path.exists() else "never began")
-    row = row_for(run, kind, doors, state=state, struck_t=trial.struck_t, reference=RunDir(trial.field.runs / STILL), left=0)
+    struck_t = trial.struck_t or told.get("struck_t")
+    row = row_for(run, kind, doors, state=state, struck_t=struck_t, reference=RunDir(trial.field.runs / STILL), left=0)
     row = replace(row, left=trial.close())
     trouble = [text for text in (trial.trouble, str(told.get("trouble") or "")) if text]
     _undrain(trial.field, row)
@@ -129,7 +141,8 @@ def rows(field: Field, entries: tuple[Entry, ...], at_once: int) -> Iterator[Row
         try:
             while together or running:
                 while together and len(running) < at_once and sum(one.size for one in running.values()) + together[0].size <= field.nodes:
-                    running[pool.submit(measure, field, together[0])] = together.pop(0)
+                    entry = together.pop(0)
+                    running[pool.submit(measure, field, entry)] = entry
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     yield _result(future, running.pop(future))
         except BaseException:
