@@ -123,7 +123,9 @@ KINDS: tuple[Kind, ...] = (
         ("in place",),
         how="--spares 1; tools/devcluster hang NODE, then restore NODE",
     ),
-    Kind("disk-full", "the disk of the run folder is full", "hand", ("save_failed", "storage"), ("went on", *_AGAIN), how=_CLUSTER),
+    Kind(
+        "disk-full", "the disk of the run folder is full", "hand", ("save_failed", "nothing", "storage"), ("went on", *_AGAIN), how=_CLUSTER
+    ),
     Kind(
         "folder-gone",
         "the shared folder is gone for 20 s",

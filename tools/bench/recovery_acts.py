@@ -18,7 +18,7 @@ from recovery_cluster import Field, happens
 from slurmtrain.resilience.records import read_attempt, read_attempts
 from slurmtrain.rundir import RunDir
 
-GONE_S, FULL_S = 20.0, 20.0
+GONE_S, FULL_S = 20.0, 8.0
 STALLED_S = {"fast": 40.0, "default": 120.0}
 _PIDFD_GETFD = 438
 Repair = Callable[[], None]
@@ -93,7 +93,18 @@ def _fill(run: RunDir) -> Repair:
 def _move_away(run: RunDir) -> Repair:
     here, away = run.path.parent, run.path.parent.with_name(run.path.parent.name + ".away")
     here.rename(away)
-    return _later(GONE_S, lambda: _nothing(away.rename(here)))
+
+    def back() -> None:
+        if here.exists():
+            here.rename(ghost_of(run))
+        away.rename(here)
+
+    return _later(GONE_S, back)
+
+
+def ghost_of(run: RunDir) -> Path:
+    """Where a folder is put that somebody made in the place of one that was gone: there should be none."""
+    return run.path.parent.with_name(run.path.parent.name + ".ghost")
 
 
 def _freeze(run: RunDir, seconds: float) -> Repair:
@@ -113,7 +124,9 @@ def _reset(run: RunDir) -> Repair:
 
 def _is_rank(process: psutil.Process, run: RunDir) -> bool:
     with suppress(psutil.Error, OSError):
-        return process.environ().get("SLURMTRAIN_RUN") == str(run.path) and "slurmtrain.train" in process.cmdline()
+        line = process.cmdline()
+        mine = process.environ().get("SLURMTRAIN_RUN") == str(run.path)
+        return mine and "slurmtrain.train" in line and not line[0].endswith("srun")
     return False
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recovery_acts import Repair, act, place, prepared
+from recovery_acts import Repair, act, ghost_of, place, prepared
 from recovery_cluster import SLURMTRAIN, Field, happens, job_of, processes_of, reached
 from recovery_table import Entry
 
@@ -115,6 +115,7 @@ def _judged(trial: Trial, said: str) -> Row:
     row = row_for(run, kind, doors, state=state, struck_t=struck_t, reference=RunDir(trial.field.runs / STILL), left=0)
     row = replace(row, left=trial.close())
     trouble = [text for text in (trial.trouble, str(told.get("trouble") or "")) if text]
+    trouble += ["a run folder that was gone was begun anew"] if ghost_of(run).exists() else []
     _undrain(trial.field, row)
     why = "; ".join([*trouble, *faults_of(row, kind)])
     return replace(row, ok=not why, why=why)
