@@ -7,12 +7,15 @@ node alone, each up to TRIES times, with pauses that grow. A node that stays wit
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+import psutil
 
 from slurmtrain.clock import Clock
 from slurmtrain.errors import LaunchError
@@ -44,11 +47,13 @@ KEPT_WORDS = 32
 
 @dataclass
 class Group:
-    """Agents that were started together. `end`: end what is left of them, waiting for nobody."""
+    """Agents that were started together. `end`: end what is left of them, waiting for nobody; `up`: called once, when one has spoken."""
 
     nodes: tuple[str, ...]
     talk: Talk
     end: Callable[[], None]
+    up: Callable[[], None] = lambda: None
+    spoke: bool = False
     joiner: Joiner = field(default_factory=Joiner)
     rest: str = ""
 
@@ -168,6 +173,9 @@ class StepAgents:
             seat = self._seats.get(report.node) if report is not None else None
             if report is None or seat is None or seat.group is not group:
                 continue
+            if not group.spoke:
+                group.spoke = True
+                group.up()
             if seat.limit_s == FIRST_WORD_S and seat.tries:
                 self._words.append(f"node {report.node} is watched again")
             seat.since, seat.limit_s = now, SILENT_S
@@ -285,7 +293,18 @@ class SrunStarter:
             name=f"agents-{self._token}-{next(self._numbers)}",
         )
         talk, step = self._launcher.converse(spec)
-        return [Group(nodes, talk, step.abandon)]
+        return [Group(nodes, talk, step.abandon, lambda: dismiss_shepherd(talk.pid))]
+
+
+def dismiss_shepherd(srun: int) -> None:
+    """End the helper of an srun, a child of it that kills the whole step when srun itself is killed.
+
+    A batch host that dies process by process would take the agents of all nodes with it, and no deputy would be left.
+    """
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(srun).children():
+            if child.name() == "srun":
+                child.kill()
 
 
 class LocalStarter:
