@@ -7,6 +7,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,8 @@ class EventSink:
         with self._lock:
             first, self._lost = self._lost == 0, self._lost + count
         if first:
-            self._report(f"slurmtrain: events are lost, training goes on: {self.path}: {one_line(why)}")
+            with suppress(OSError):  # the log of a rank may lie on the same full disk
+                self._report(f"slurmtrain: events are lost, training goes on: {self.path}: {one_line(why)}")
 
 
 def _ends_whole(path: Path) -> bool:

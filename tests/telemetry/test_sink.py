@@ -113,6 +113,24 @@ def test_writing_goes_on_when_the_disk_has_room_again(path):
     assert [event.fields["step"] for event in read_events(path.parent)] == [2]
 
 
+def test_a_log_on_the_same_full_disk_does_not_end_the_writing(path):
+    asked = []
+
+    def report(text):
+        asked.append(text)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    events = sink(path, disk=FakeDisk({"append": {1}}), report=report)
+    events.emit("step", step=1)
+    deadline = time.monotonic() + 10
+    while not asked and time.monotonic() < deadline:
+        time.sleep(0.001)
+    events.emit("step", step=2)
+    assert events.close()
+    assert [event.fields["step"] for event in read_events(path.parent)] == [2]
+    assert len(asked) == events.lost == 1
+
+
 def test_a_line_that_a_dead_attempt_left_half_does_not_eat_the_next(path):
     path.parent.mkdir()
     path.write_bytes(b'{"v":1,"t":1.0,"attempt":1,"rank":0,"kind":"step","st')
