@@ -230,9 +230,8 @@ def _of_requeue(where: Field, folder: Path, name: str, final: str) -> Side:
 def _fail(where: Field, lines: Lines, node: str) -> float:
     if not happens(lambda: lines.highest() >= KILL_AT, LIMIT_S, 0.02):
         raise RuntimeError(f"step {KILL_AT} was not reached")
-    struck = time.time()
     where.devcluster("fail", node)
-    return struck
+    return time.time()
 
 
 def _repair(where: Field, node_name: str, *, node: bool) -> None:
