@@ -25,8 +25,8 @@ class WeightsAndBiases:
         def begun(mode: str | None) -> Any:
             # No copy of stdout, and no lines of its own in it: the supervisor's are the run's log.
             settings = wandb.Settings(console="off", silent=True, init_timeout=_INIT_S)
-            words = {"project": project, "name": run.name, "id": run_id(run), "resume": "allow", "dir": str(run.path), "config": dict(config)}
-            return wandb.init(**words, mode=mode, settings=settings)
+            where = {"project": project, "name": run.name, "dir": str(run.path)}
+            return wandb.init(**where, id=run_id(run), resume="allow", config=dict(config), mode=mode, settings=settings)
 
         try:
             self._run = begun(None)
