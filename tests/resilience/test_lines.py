@@ -79,8 +79,10 @@ def line(kind: str, **fields: object) -> str | None:
             "interval",
             {"seconds": 2412.3, "stall_s": 6.21, "mtbf_s": 414_000.0, "nodes": 32, "failures": 1, "node_days": 12.25},
             [
-                "checkpoints every 40.2 min from here on: a save takes 6.21 s, "
-                "32 nodes meet a failure in 4.79 days (1 seen in 12.2 node-days)"
+                (
+                    "checkpoints every 40.2 min from here on: a save takes 6.21 s, "
+                    "32 nodes meet a failure in 4.79 days (1 seen in 12.2 node-days)"
+                )
             ],
         ),
         ("aside", {"step": 60, "why": "rank-00000.h5: cut"}, ["set aside the checkpoint of step 60: rank-00000.h5: cut"]),
