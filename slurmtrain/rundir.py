@@ -25,6 +25,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,8 +154,15 @@ class AttemptDir:
         return self.path / f"rank-{rank:05d}.log"
 
     def create(self) -> None:
-        """Make the folders of a new attempt."""
-        for folder in (self.path, self.exit_dir, self.nodes_dir):
+        """Make the folders of a new attempt. Raises OSError as `make` does."""
+        self.make(self.path, self.exit_dir, self.nodes_dir)
+
+    def make(self, *folders: Path) -> None:
+        """Make folders of this attempt. Raises OSError, also where the run's own folder is gone: it is not begun anew."""
+        run = self.path.parent.parent
+        if not run.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "the run's folder is gone", str(run))
+        for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
 
 

@@ -61,6 +61,17 @@ def test_attempts_are_counted_past_four_digits_and_other_names_are_left_out(tmp_
     assert run.attempt(2).nodes_dir.is_dir()
 
 
+def test_a_run_whose_folder_is_gone_is_not_begun_anew(tmp_path):
+    run = RunDir(tmp_path / "llama")
+    run.create()
+    run.attempt(1).create()
+    run.path.rename(tmp_path / "away")
+    for number in (1, 2):
+        with pytest.raises(FileNotFoundError, match="the run's folder is gone"):
+            run.attempt(number).create()
+    assert not run.path.exists()
+
+
 def test_creating_a_run_twice_is_no_fault(tmp_path):
     run = RunDir(tmp_path / "deep" / "llama")
     run.create()

@@ -34,6 +34,8 @@ class Committer:
         """A staging folder for files of this size together; None where a checkpoint of this step is there and verifies."""
         run, storage = self._terms.run, self._terms.storage
         self._notes = []
+        if not run.path.is_dir():
+            raise CheckpointError(f"{run.path}: the run's folder is gone: it was moved away, or its file system is not there")
         staging = open_staging(run, header.step, header.attempt, lambda: self.check(header), calls=self._calls)
         if staging is None:
             return None

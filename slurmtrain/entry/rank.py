@@ -233,7 +233,7 @@ def _leave(run: RunDir, number: int, record: ExitRecord) -> int:
     """Write the record; the code of the process."""
     attempt = run.attempt(number)
     try:
-        attempt.exit_dir.mkdir(parents=True, exist_ok=True)
+        attempt.make(attempt.exit_dir)
         SystemDisk().write(attempt.exit_file(record.rank), record.to_json())
     except OSError as error:
         sys.stderr.write(f"rank {record.rank}: its end could not be recorded: {error}\n")

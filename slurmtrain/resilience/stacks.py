@@ -177,7 +177,7 @@ def _published(attempt: AttemptDir, texts: Mapping[int, str], records: Mapping[i
 
     def write() -> None:
         with suppress(OSError):
-            attempt.stacks_dir.mkdir(parents=True, exist_ok=True)
+            attempt.make(attempt.stacks_dir)
             for rank, text in texts.items():
                 attempt.stack(rank).write_text(text)
             for rank, record in records.items():

@@ -102,8 +102,8 @@ def _words(error: BaseException) -> str:
 
 
 def write_record(attempt: AttemptDir, record: ExitRecord, disk: Disk) -> None:
-    """Publish a rank's exit file. Raises OSError."""
-    attempt.exit_dir.mkdir(parents=True, exist_ok=True)
+    """Publish a rank's exit file. Raises OSError, also where the run's folder is gone."""
+    attempt.make(attempt.exit_dir)
     disk.write(attempt.exit_file(record.rank), record.to_json())
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from slurmtrain.checkpoint.group import SoloGroup
 from slurmtrain.checkpoint.saver import ArraySource, Piece
+from slurmtrain.checkpoint.staged import AsyncSaver
 from slurmtrain.checkpoint.sync import SyncSaver
 from slurmtrain.errors import CheckpointError, OwnershipError
 from slurmtrain.rundir import RunDir
@@ -140,6 +141,7 @@ import numpy as np
 from slurmtrain.boxes import whole
 from slurmtrain.checkpoint.group import SoloGroup
 from slurmtrain.checkpoint.saver import ArraySource, Piece
+from slurmtrain.checkpoint.staged import AsyncSaver
 from slurmtrain.checkpoint.sync import SyncSaver
 from slurmtrain.rundir import RunDir
 from tests.checkpoint.arrays import header, terms
@@ -285,4 +287,39 @@ def test_fifty_signals_during_saves_harm_nothing(tmp_path):
     steps = steps_present(run.checkpoints)
     assert steps == list(range(10, step + 1, 10))
     assert [verify(run.checkpoint(one)) for one in steps] == [[]] * len(steps)
+    assert wrong_tensors(newest_verified(run.checkpoints)) == []
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_run_folder_that_is_gone_fails_the_save_and_is_not_begun_anew(tmp_path, way):
+    run, away = RunDir(tmp_path / "run"), tmp_path / "away"
+    run.path.mkdir()
+
+    def body(group):
+        saver = (SyncSaver if way == "sync" else AsyncSaver)(terms(run), group)
+
+        def save(step):
+            outcome = begin(saver, step, group)
+            return outcome or saver.wait()[0]
+
+        try:
+            assert save(10).ok
+            if group.rank == 0:
+                run.path.rename(away)
+            group.barrier()
+            failed = save(20)
+            group.barrier()
+            assert not run.path.exists()
+            group.barrier()
+            if group.rank == 0:
+                away.rename(run.path)
+            group.barrier()
+            return failed, save(30).ok
+        finally:
+            saver.close()
+
+    for failed, ok in run_ranks(2, body):
+        assert (failed.ok, ok) == (False, True)
+        assert "the run's folder is gone" in failed.error
+    assert steps_present(run.checkpoints) == [10, 30]
     assert wrong_tensors(newest_verified(run.checkpoints)) == []

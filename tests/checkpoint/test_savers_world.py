@@ -68,6 +68,7 @@ def rank_main(folder):
     for name, (shared, writers) in WAYS.items():
         ours = next(ranks for ranks in shares(RANKS, writers, 1) if world.rank in ranks)
         mates = TorchGroup(60.0, ours) if shared else SoloGroup()
+        (Path(folder) / name).mkdir(exist_ok=True)
         terms = Terms(RunDir(Path(folder) / name), RetentionPolicy(3))
         saver = SyncSaver(terms, group, mates) if name.startswith("sync") else AsyncSaver(terms, group, mates, server=server)
         outcomes = []

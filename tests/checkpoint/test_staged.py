@@ -40,6 +40,8 @@ def test_the_same_bytes_as_a_synchronous_save(tmp_path, size, sizes):
     from tests.fakes.thread_group import run_ranks
 
     run, other = RunDir(tmp_path / "async"), RunDir(tmp_path / "sync")
+    run.path.mkdir()
+    other.path.mkdir()
     outcomes = savers(run, size, saved, sizes=sizes)
     assert len({(one.ok, one.bytes, one.error) for one in outcomes}) == 1
 

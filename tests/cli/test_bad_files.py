@@ -15,7 +15,7 @@ OPTIONS = [
     (("-N", "4-2"), "slurm.nodes"),
     (("-N", "3"), "training.global_batch"),
     (("--spares", "x"), "--spares"),
-    (("--spares", "-1"), "slurm.spares"),
+    (("--spares", "-1"), "--spares"),
     (("--gpus-per-node", "9"), "slurm.gpus_per_node"),
     (("-J", "a/b"), "run.name"),
     (("-J", ".."), "run.name"),

@@ -196,7 +196,7 @@ def test_a_rank_that_fails_ends_the_world_with_its_error_first(tmp_path):
     assert time.monotonic() - started < 30
     assert failed.rc != 0
     records = read_exit_records(run.attempt(1).exit_dir)
-    assert records[1] == ExitRecord(1, "error", 1, 3, "ValueError: token 9 is outside the vocabulary", "n1")
+    assert records[1] == ExitRecord(1, "error", 1, 3, "ValueError: token 9 is outside the vocabulary", "n1", "rank_crash")
     assert (records[0].kind, records[0].code) == ("error", 1)
     assert [is_follower(records[r].error) for r in range(2)] == [True, False]
     assert "raise ValueError" in run.attempt(1).rank_log(1).read_text()
