@@ -18,7 +18,8 @@ from tests.fakes.steps import log_text
 SHOW = """
 import json, os, sys
 keep = [name for name in os.environ if name.startswith("T_")]
-print(json.dumps({"env": {name: os.environ[name] for name in keep}, "argv": sys.argv[1:], "cwd": os.getcwd()}), flush=True)
+told = json.dumps({"env": {name: os.environ[name] for name in keep}, "argv": sys.argv[1:], "cwd": os.getcwd()})
+os.write(1, (told + "\\n").encode())  # at once: tasks share a log
 """
 STUBBORN = """
 import pathlib, signal, subprocess, sys, time

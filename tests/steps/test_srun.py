@@ -286,7 +286,8 @@ class TestSrunLauncher(LauncherConformance):
 
     def test_a_log_for_each_node_in_slurms_order_and_gpus_as_asked(self, launcher, spec, folder):
         code = (
-            "import os; print(os.environ['SLURMD_NODENAME'], os.environ['SLURM_LOCALID'], os.environ['CUDA_VISIBLE_DEVICES'], flush=True)"
+            "import os; env = os.environ; "
+            "os.write(1, f\"{env['SLURMD_NODENAME']} {env['SLURM_LOCALID']} {env['CUDA_VISIBLE_DEVICES']}\\n\".encode())"
         )
         step = launcher.start(spec(code, gpus_per_node=2))
         assert step.wait(40) == 0, step.words()
@@ -322,7 +323,7 @@ class TestSrunLauncher(LauncherConformance):
         assert "srun: error: n2: task 3: Exited with exit code 7" in step.words()
 
     def test_the_ranks_are_one_mpi_world(self, launcher, spec, folder):
-        code = "from mpi4py import MPI; print(MPI.COMM_WORLD.size, flush=True)"
+        code = "import os; from mpi4py import MPI; os.write(1, b'%d\\n' % MPI.COMM_WORLD.size)"  # at once: tasks of a node share a log
         step = launcher.start(spec(code, mpi="pmi2"))
         assert step.wait(60) == 0, step.words() + log_text(folder / "node-%n.log")
         assert log_text(folder / "node-%n.log").split() == ["4"] * 4

@@ -16,12 +16,12 @@ from slurmtrain.train import pace
 from tests.train.runs import Run, make_data, make_job, make_site
 from tests.train.solo import solo_loop, solo_world
 
-RATE = 20_000.0
+RATE = 2_000_000.0
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Thirty steps on a node that fails every four seconds, by the site's word."""
+    """Thirty steps on a node that fails many times a second, by the site's word: whatever a save takes, another is soon due."""
     plain = make_job(make_data(tmp_path), gpus=1, training={"steps": 30, "micro_batch": 8}).model_dump()
     job = JobConfig.model_validate({**plain, "checkpoint": {"interval": "auto", "keep": 3}})
     site = make_site().model_copy(update={"reliability": SiteReliability(failures_per_node_day=RATE)})
