@@ -70,6 +70,7 @@ def duration_of_a_save(writer, run) -> float:
 
 def test_killed_fifty_times_there_is_always_a_checkpoint_that_verifies(tmp_path, writer):
     run, chance = RunDir(tmp_path / "run"), random.Random(20)
+    run.path.mkdir()
     save_s = duration_of_a_save(writer, run)
     durable, in_staging, in_removal = 40, 0, 0
     for attempt in range(2, TRIALS + 2):
