@@ -111,6 +111,11 @@ class AttemptDir:
         return self.path / "nonce"
 
     @property
+    def request(self) -> Path:
+        """What the nodes are asked before the world starts."""
+        return self.path / "request.json"
+
+    @property
     def claim(self) -> Path:
         """Who may make this attempt: linked into place by one supervisor, never replaced."""
         return self.path / "claim.json"

@@ -132,6 +132,9 @@ class JobConfig(Frozen):
     """Variables of the ranks, verbatim; they win over the site's."""
     python: Line | None = None
     """Interpreter of the job; default: the site's, else the one that submits."""
+    preflight: Literal["off", "quick", "full"] = "quick"
+    """Before each start of the world. quick: every node's health, in seconds; full: what nodes and links reach is measured, too; off: a
+    node need only answer."""
 
     @classmethod
     def lacking(cls, values: Mapping[str, Any]) -> tuple[str, ...]:

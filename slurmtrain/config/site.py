@@ -175,6 +175,37 @@ class SiteReliability(Frozen):
         return self
 
 
+class SitePreflight(Frozen):
+    """What the checks of nodes expect here, and which are not made (docs/preflight.md)."""
+
+    skip: tuple[Word, ...] = ()
+    """Checks that are not made."""
+    tolerate: tuple[Word, ...] = ()
+    """Checks that keep no node out: what they find is told as a warning."""
+    timeout_s: PositiveFloat = 20.0
+    """How long any one look at a node may take."""
+    clock_skew_s: PositiveFloat = 2.0
+    """By which a node's clock may differ from that of the node that asks."""
+    memory_free: Fraction = 0.9
+    """Share of the job's memory that must be free on a node."""
+    scratch_bytes: NonNegative = 0
+    """That must be free on paths.scratch."""
+    expect: tuple[Literal["IB", "RoCE", "EFA", "Socket", "GPUDirect", "NVLS"], ...] = ()
+    """What NCCL must have chosen between nodes and within them; none: what fits fabric.kind."""
+    baseline: Path | None = None
+    """What healthy nodes measured, as `preflight --record` writes it; default: NAME.baseline.json, found where site files are."""
+    history: Path | None = None
+    """A file to which every preflight adds a line for each node; default: preflight.jsonl in paths.root."""
+    cache_s: NonNegative = 600
+    """For so long a node that was fit need not be measured again; a fault of it ends that."""
+    full_s: Positive = 600
+    """The most that the measurements of a full preflight take."""
+    pairs_s: NonNegative = 60
+    """The most of it that the tournament of pairs takes; 0: none is held."""
+    commands: dict[Word, Line] = Field(default_factory=dict)
+    """The site's own checks: name to a command that runs on every node and ends as Nagios' plugins do: 0, 1 (warning), 2, 3 (unknown)."""
+
+
 class SiteTimeouts(Frozen):
     """Limits in seconds."""
 
@@ -205,3 +236,4 @@ class SiteConfig(Frozen):
     python: SitePython = Field(default_factory=SitePython)
     reliability: SiteReliability = Field(default_factory=SiteReliability)
     timeouts: SiteTimeouts = Field(default_factory=SiteTimeouts)
+    preflight: SitePreflight = Field(default_factory=SitePreflight)

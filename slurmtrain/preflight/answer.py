@@ -38,7 +38,11 @@ LIMITS: Mapping[str, tuple[int, int]] = {
 
 @dataclass(frozen=True)
 class NodeAnswer:
-    """`problems`: what the node itself could not do; `limits`: bash's ulimit flags, soft, in bash's units, -1 for unlimited."""
+    """`problems`: what the node itself could not do; `limits`: bash's ulimit flags, soft, in bash's units, -1 for unlimited.
+
+    `t`: when it was asked, by its own clock; `facts`: of the sources that it has looked at; `unknown`: of those that gave none, what was
+    said and what to do; `seen`: when the answer was read, by the reader's clock.
+    """
 
     node: str
     ok: bool
@@ -50,6 +54,10 @@ class NodeAnswer:
     nonce: str = ""
     limits: Mapping[str, int] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
+    t: float = 0.0
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    unknown: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    seen: float = 0.0
 
     def to_json(self) -> bytes:
         return to_json({"v": ANSWER_VERSION, **asdict(self)})
@@ -61,6 +69,7 @@ def read_answer(path: Path) -> NodeAnswer | None:
         raw: dict[str, Any] = json.loads(path.read_bytes())
         known = {f.name for f in fields(NodeAnswer)}
         values: dict[str, Any] = {k: tuple(v) if k == "problems" else v for k, v in raw.items() if k in known}
+        values["unknown"] = {source: (str(said), str(remedy)) for source, (said, remedy) in raw.get("unknown", {}).items()}
         return NodeAnswer(**values)
     except (OSError, ValueError, TypeError, AttributeError):
         return None

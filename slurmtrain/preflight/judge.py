@@ -1,4 +1,8 @@
-"""Which nodes may not take part, and why: a pure function of the nodes' answers and what was promised."""
+"""Which nodes may not take part, and why: a pure function of the nodes' answers and what was promised.
+
+What every start needs (an answer, the same folder, one release, CPUs, memory, limits) is judged here; the health of nodes by the checks
+of `registry`, where the request asks for it.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from slurmtrain.preflight.answer import UNLIMITED, NodeAnswer
+from slurmtrain.preflight.diagnosis import diagnose
+from slurmtrain.preflight.finding import OUT, Finding
+from slurmtrain.preflight.request import Request
 from slurmtrain.units import format_size
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What each node must be. `cpus`, `memory_bytes`: at least (0: not checked); `ulimits`: bash's flag -> value or "unlimited"."""
+    """What each node must be. `cpus`, `memory_bytes`: at least (0: not checked); `ulimits`: bash's flag -> value or "unlimited";
+    `request`: what the nodes were asked, where their health is judged.
+    """
 
     nodes: tuple[str, ...]
     nonce: str
@@ -20,6 +29,7 @@ class Expected:
     cpus: int = 0
     memory_bytes: int = 0
     ulimits: Mapping[str, str] = field(default_factory=dict)
+    request: Request | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,7 @@ def judge(answers: Mapping[str, NodeAnswer], expected: Expected, *, silent: Mapp
     """Faults in the order of the nodes; empty: the world may start. `silent`: what is known of nodes that did not answer."""
     faults: list[NodeFault] = []
     python = _most(answers)
+    unhealthy = [one for one in findings(answers, expected) if one.grade in OUT]
     for node in expected.nodes:
         answer = answers.get(node)
         if answer is None:
@@ -44,7 +55,13 @@ def judge(answers: Mapping[str, NodeAnswer], expected: Expected, *, silent: Mapp
             faults.append(NodeFault(node, f"no answer to the check of the node{f': {why}' if why else ''}"))
         else:
             faults += [NodeFault(node, problem) for problem in _problems(answer, expected, python)]
+            faults += [NodeFault(node, str(one)) for one in unhealthy if one.node == node]
     return faults
+
+
+def findings(answers: Mapping[str, NodeAnswer], expected: Expected) -> list[Finding]:
+    """What the checks of health find, warnings too; none where nobody asked for them."""
+    return [] if expected.request is None else diagnose(answers, expected.request)
 
 
 def _most(answers: Mapping[str, NodeAnswer]) -> str:

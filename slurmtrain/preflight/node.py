@@ -1,7 +1,8 @@
-"""`python -m slurmtrain.preflight.node RUN ATTEMPT`: one task per node before the world starts; writes attempts/NNNN/nodes/NODE.json.
+"""`python -m slurmtrain.preflight.node REQUEST [--bare]`: one task per node before the world starts; writes NODE.json beside the others.
 
-That the answer is there shows that python runs, that the package can be imported, and that this node can write where the batch host
-reads; the nonce in it shows that both see the same folder. What cannot be written is said on stderr and by exit code 1.
+That the answer is there shows that python runs, that the package can be imported, and that this node can write where the conductor
+reads; the nonce in it shows that both see the same folder. Where health is asked for, the answer holds what the sources saw. It judges
+nothing. What cannot be written is said on stderr and by exit code 1. `--bare`: whether the node answers at all, in no more than that.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from slurmtrain.atomic import Disk, SystemDisk
 from slurmtrain.clock import Clock, SystemClock
 from slurmtrain.preflight.answer import describe, node_name
+from slurmtrain.preflight.gather import Gathered, gather
 from slurmtrain.preflight.leftovers import remove_leftovers
-from slurmtrain.rundir import RunDir
-
-SHARED = ("checkpoints", "events")
-"""Folders of a run that the ranks of every node write into."""
+from slurmtrain.preflight.machine import Machine
+from slurmtrain.preflight.registry import sources_for
+from slurmtrain.preflight.request import Request, read_request
+from slurmtrain.shell import SystemShell
 
 
 def write_faults(folders: Sequence[Path]) -> Iterator[str]:
@@ -33,26 +36,40 @@ def write_faults(folders: Sequence[Path]) -> Iterator[str]:
             yield f"cannot write into {folder}: {error.strerror}"
 
 
-def check(run: RunDir, number: int, environ: Mapping[str, str], disk: Disk, clock: Clock) -> str:
+def check(request: Request, environ: Mapping[str, str], disk: Disk, clock: Clock, *, bare: bool = False) -> str:
     """Clear away what killed starts left, and write this node's answer; a line that says why there is none, or an empty one."""
-    node, attempt = node_name(environ), run.attempt(number)
+    node, began = node_name(environ), clock.time()
     remove_leftovers(clock)
     try:
-        nonce = attempt.nonce.read_text()
+        nonce = Path(request.nonce_file).read_text()
     except OSError as error:
-        return f"{node}: cannot read {attempt.nonce}: {error.strerror}: is {run.path} on a file system that all nodes see?"
-    answer = describe(node, nonce, write_faults([run.path / name for name in SHARED]), environ)
+        return f"{node}: cannot read {request.nonce_file}: {error.strerror}: is it on a file system that all nodes see?"
+    seen = Gathered() if bare else look(request, environ, clock)
+    answer = describe(node, nonce, write_faults([Path(name) for name in request.shared]), environ)
+    path = Path(request.answers) / f"{node}.json"
     try:
-        disk.write(attempt.node_answer(node), answer.to_json())
+        disk.write(path, replace(answer, t=began, facts=seen.facts, unknown=seen.unknown).to_json())
     except OSError as error:
-        return f"{node}: cannot write {attempt.node_answer(node)}: {error.strerror}"
+        return f"{node}: cannot write {path}: {error.strerror}"
     return ""
+
+
+def look(request: Request, environ: Mapping[str, str], clock: Clock) -> Gathered:
+    """What the sources that this request wants see of this node."""
+    machine = Machine(SystemShell(), environ, clock)
+    return gather(sources_for(request), machine, request, clock=clock, limit_s=request.site.preflight.timeout_s)
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit code: 0 when the answer was written."""
-    run, number = argv
-    fault = check(RunDir(Path(run)), int(number), os.environ, SystemDisk(), SystemClock())
+    name, *options = argv
+    try:
+        request = read_request(Path(name))
+    except (OSError, ValueError) as error:
+        words = f"cannot read {name}: {error.strerror}: is it on a file system that all nodes see?" if isinstance(error, OSError) else error
+        sys.stderr.write(f"{node_name(os.environ)}: {words}\n")
+        return 1
+    fault = check(request, os.environ, SystemDisk(), SystemClock(), bare="--bare" in options)
     if fault:
         sys.stderr.write(fault + "\n")
     return 1 if fault else 0

@@ -89,15 +89,20 @@ def rank_spec(
     )
 
 
-def check_spec(setup: Setup, attempt: int, nodes: Sequence[str], job_id: str, allocation: Mapping[str, str]) -> StepSpec:
-    """The step that checks the nodes: one task each, no MPI, no GPU."""
+def check_spec(
+    setup: Setup, attempt: int, nodes: Sequence[str], job_id: str, allocation: Mapping[str, str], *, bare: bool = False
+) -> StepSpec:
+    """The step that checks the nodes: one task each, no MPI; it sees the GPUs where their health is looked at. `bare`: do they answer?"""
+    site, folder = setup.site, setup.run.attempt(attempt)
+    sees_gpus = site.device == "cuda" and bool(site.slurm.gpus_option) and setup.job.preflight != "off" and not bare
     return StepSpec(
-        command=(setup.python, "-m", "slurmtrain.preflight.node", str(setup.run.path), str(attempt)),
+        command=(setup.python, "-m", "slurmtrain.preflight.node", str(folder.request), *(["--bare"] if bare else [])),
         nodes=tuple(nodes),
         tasks_per_node=1,
-        output=setup.run.attempt(attempt).path / "check-%n.log",
+        output=folder.path / "check-%n.log",
         job_id=job_id,
-        cpus_per_task=setup.site.node.cpus_per_gpu * setup.plan.gpus_per_node,
+        cpus_per_task=site.node.cpus_per_gpu * setup.plan.gpus_per_node,
+        gpus_per_node=setup.plan.gpus_per_node if sees_gpus else 0,
         environment=rank_environment(setup, attempt, allocation),
         cwd=setup.run.code,
     )

@@ -12,14 +12,15 @@ from slurmtrain.config.plan import Plan
 from slurmtrain.errors import LaunchError, one_line
 from slurmtrain.fabric.resize import fewest, resize
 from slurmtrain.fabric.topology import in_segments, segment_nodes
+from slurmtrain.preflight.asking import Check, CheckResult, Wanted, write_nonce
 from slurmtrain.preflight.judge import Expected, NodeFault
+from slurmtrain.preflight.request import Request
 from slurmtrain.resilience.allocation import Grant
 from slurmtrain.resilience.calls import called_away, stopped_by
 from slurmtrain.resilience.classify import Verdict
 from slurmtrain.resilience.composition import Composition
 from slurmtrain.resilience.examination import placed, read_examination
 from slurmtrain.resilience.exclude import Blame, avoid, read_exclusions, unfit
-from slurmtrain.resilience.nodecheck import Check, CheckResult, Wanted, write_nonce
 from slurmtrain.resilience.nodes import Learnt, Standing, silent_nodes, stand, stepped_in
 from slurmtrain.resilience.placement import Chosen, check_grant, choose, expected_memory
 from slurmtrain.resilience.ranks import check_spec
@@ -154,24 +155,46 @@ def avoid_nodes(c: Composition, blames: Sequence[Blame], attempt: int) -> None:
 def _check_nodes(c: Composition, record: AttemptRecord, there: Standing, learnt: Learnt) -> CheckResult:
     attempt, setup = c.run.attempt(record.attempt), c.setup
     in_slurm = bool(c.allocation.job_id)
+    request = _request(c, record, fresh=learnt.attempts > 1)
+    c.disk.write(attempt.request, request.to_json())
     expected = Expected(
         nodes=there.usable,
-        nonce=write_nonce(attempt, c.disk),
+        nonce=request.nonce,
         version=__version__,
         cpus=setup.site.node.cpus_per_gpu * setup.plan.gpus_per_node if in_slurm else 0,
         memory_bytes=expected_memory(setup.plan, setup.site) if in_slurm else 0,
         ulimits=setup.site.environment.ulimits,
+        request=request,
     )
     return Check(
         c.launcher,
         lambda nodes: check_spec(setup, record.attempt, nodes, c.allocation.step_job_id, c.environ),
-        attempt,
         expected,
         Wanted(setup.plan.nodes, least_nodes(c), setup.site.timeouts.node_check_timeout_s),
+        answers=attempt.nodes_dir,
+        logs=attempt.path,
         clock=c.clock,
         doubted=learnt.doubted & set(there.usable),
         interrupted=lambda: called_away(c, again=learnt.attempts > 1),
     ).run()
+
+
+def _request(c: Composition, record: AttemptRecord, *, fresh: bool) -> Request:
+    """What the nodes are asked before this attempt. Raises OSError."""
+    attempt, setup = c.run.attempt(record.attempt), c.setup
+    return Request(
+        t=c.clock.time(),
+        answers=str(attempt.nodes_dir),
+        nonce=write_nonce(attempt.nonce, c.disk),
+        nonce_file=str(attempt.nonce),
+        shared=(str(c.run.checkpoints), str(c.run.events)),
+        site=setup.site,
+        code=str(c.run.code),
+        python=setup.python,
+        gpus_per_node=setup.plan.gpus_per_node,
+        health=setup.job.preflight != "off",
+        fresh=fresh,
+    )
 
 
 def _learn(c: Composition, record: AttemptRecord, learnt: Learnt, result: CheckResult, *, passed: int) -> None:
@@ -183,6 +206,9 @@ def _learn(c: Composition, record: AttemptRecord, learnt: Learnt, result: CheckR
     learnt.doubted = set(result.late) | set(problems)
     for node, why in result.late.items():
         c.say(f"node {node} is passed over: {why}")
+    for one in result.findings:
+        if one.grade == "warn":
+            c.say(f"node {one.node}: {one}")
 
 
 def _too_few(result: CheckResult) -> Verdict:

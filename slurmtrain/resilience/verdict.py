@@ -69,7 +69,7 @@ def sound_out(c: Composition, record: AttemptRecord, suspects: tuple[str, ...]) 
 
 def _probe_of(c: Composition, record: AttemptRecord, node: str) -> Step | None:
     try:
-        return c.launcher.start(check_spec(c.setup, record.attempt, (node,), c.allocation.step_job_id, c.environ))
+        return c.launcher.start(check_spec(c.setup, record.attempt, (node,), c.allocation.step_job_id, c.environ, bare=True))
     except LaunchError:
         return None
 
@@ -83,7 +83,7 @@ def slurms_word(c: Composition, record: AttemptRecord, verdict: Verdict, gone: t
         write_exit_code(c.run, c.disk, EXIT_TEMPFAIL)
     known = c.allocation.down(gone)
     if not known:
-        spec = check_spec(c.setup, record.attempt, gone, c.allocation.step_job_id, c.environ)
+        spec = check_spec(c.setup, record.attempt, gone, c.allocation.step_job_id, c.environ, bare=True)
         if probe(c.launcher, spec, c.clock, c.signals) and not taken_back(c.allocation, c.signals):
             c.say(f"{' '.join(gone)} answers: not a node failure")
             return frozenset()

@@ -13,14 +13,16 @@ import psutil
 import pytest
 
 from slurmtrain import __version__
+from slurmtrain.config.site import SiteConfig
 from slurmtrain.preflight.answer import cpus, limits, memory_bytes, node_name, packages, read_answer
 from slurmtrain.preflight.node import write_faults
+from slurmtrain.preflight.request import Request
 from slurmtrain.rundir import RunDir
 from tests.mpi_world import clean_environment
 
 
-def check(run: RunDir, **env: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "slurmtrain.preflight.node", str(run.path), "1"]
+def check(run: RunDir, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "slurmtrain.preflight.node", str(run.attempt(1).request), *options]
     return subprocess.run(argv, env=clean_environment(env), capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -29,7 +31,11 @@ def run(tmp_path) -> RunDir:
     made = RunDir(tmp_path / "a run")
     made.create()
     made.attempt(1).create()
-    made.attempt(1).nonce.write_text("word")
+    attempt = made.attempt(1)
+    attempt.nonce.write_text("word")
+    site = SiteConfig.model_validate({"name": "here", "device": "cpu", "node": {"gpus": 1}})
+    request = Request(1.0, str(attempt.nodes_dir), "word", str(attempt.nonce), (str(made.checkpoints), str(made.events)), site)
+    attempt.request.write_bytes(request.to_json())
     return made
 
 

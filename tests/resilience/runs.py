@@ -26,6 +26,7 @@ def job_of(name: str, *, nodes: int, gpus: int, steps: int, recovery: Any = None
             "data": {"path": "/nowhere"},
             "training": {"steps": steps, "sequence_length": 8, "global_batch": nodes * gpus * 2},
             "recovery": recovery or {},
+            "preflight": "off",
             "slurm": {"nodes": nodes, "gpus_per_node": gpus, **slurm},
         }
     )

@@ -118,7 +118,7 @@ class SoakStage(Stage):
     # --- the check of the nodes
 
     def _check(self, spec: StepSpec) -> StageStep:
-        attempt = self.run.attempt(int(spec.command[-1]))
+        attempt = self.run.attempt(int(spec.output.parent.name))
         nonce = attempt.nonce.read_text()
         for node in set(spec.nodes) - self.silent:
             answer = {**asdict(ANSWER), "node": node, "nonce": nonce, **self.answer.get(node, {})}

@@ -157,7 +157,7 @@ class Stage:
         return self._check(spec) if spec.mpi is None else self._ranks(spec)
 
     def _check(self, spec: StepSpec) -> StageStep:
-        attempt = self.run.attempt(int(spec.command[-1]))
+        attempt = self.run.attempt(int(spec.output.parent.name))
         for node in spec.nodes:
             if node not in self.silent:
                 answer = describe(node, attempt.nonce.read_text(), (), {"SLURM_CPUS_ON_NODE": "8"})

@@ -67,7 +67,7 @@ def test_a_site_without_gpu_gres_asks_for_none_and_the_interpreter_has_a_default
 def test_the_check_is_one_task_per_node_without_mpi(tmp_path):
     spec = check_spec(setup(tmp_path), 3, ("n1", "n2"), "12", {})
     assert (spec.tasks, spec.mpi, spec.gpus_per_node) == (2, None, 0)
-    assert spec.command[-3:] == ("slurmtrain.preflight.node", str(tmp_path), "3")
+    assert spec.command[-2:] == ("slurmtrain.preflight.node", str(tmp_path / "attempts/0003/request.json"))
 
 
 def test_the_command_holds_the_run_alone_so_that_every_start_decides_anew_where_to_resume(tmp_path):

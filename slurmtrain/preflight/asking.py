@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from slurmtrain.atomic import Disk
 from slurmtrain.clock import Clock
 from slurmtrain.preflight.answer import NodeAnswer, read_answer
-from slurmtrain.preflight.judge import Expected, NodeFault, judge
-from slurmtrain.rundir import AttemptDir
+from slurmtrain.preflight.finding import Finding
+from slurmtrain.preflight.judge import Expected, NodeFault, findings, judge
 from slurmtrain.steps.launcher import Step, StepLauncher, StepSpec
 
 POLL_S = 0.2
@@ -44,7 +45,7 @@ class Wanted:
 @dataclass(frozen=True)
 class CheckResult:
     """What the nodes said. `faults`: of those that answered badly, or had their time; `late`: of those that were not waited for longer,
-    what is known; `interrupted`: the supervisor was called away, nothing was judged.
+    what is known; `interrupted`: the one who asks was called away, nothing was judged; `findings`: of the checks of health, warnings too.
     """
 
     faults: tuple[NodeFault, ...]
@@ -52,6 +53,7 @@ class CheckResult:
     seconds: float
     late: Mapping[str, str] = field(default_factory=dict)
     interrupted: bool = False
+    findings: tuple[Finding, ...] = ()
 
     def fit(self, nodes: Collection[str]) -> list[str]:
         """Those of the nodes that may take part."""
@@ -66,35 +68,39 @@ class CheckResult:
         return found
 
 
-def write_nonce(attempt: AttemptDir, disk: Disk) -> str:
+def write_nonce(file: Path, disk: Disk) -> str:
     """Leave a random word for the nodes to read; the word. Raises OSError."""
     word = secrets.token_hex(8)
-    disk.write(attempt.nonce, word.encode())
+    disk.write(file, word.encode())
     return word
 
 
-def read_answers(attempt: AttemptDir, nodes: Collection[str], nonce: str) -> dict[str, NodeAnswer]:
+def read_answers(folder: Path, nodes: Collection[str], nonce: str, now: float) -> dict[str, NodeAnswer]:
     """Answers that are there; one of an earlier check (another nonce) does not count until its node has had its say."""
-    found = {node: read_answer(attempt.node_answer(node)) for node in nodes}
-    return {node: answer for node, answer in found.items() if answer is not None and answer.nonce == nonce}
+    found = {node: read_answer(folder / f"{node}.json") for node in nodes}
+    return {node: replace(answer, seen=now) for node, answer in found.items() if answer is not None and answer.nonce == nonce}
 
 
 class Check:
-    """One check of all candidates. `spec_of`: the step that checks some of them; `doubted`: nodes that get a step of their own at once."""
+    """One check of all candidates. `spec_of`: the step that checks some of them; `answers`: the folder they write into; `logs`: that of
+    check-*.log; `doubted`: nodes that get a step of their own at once.
+    """
 
     def __init__(
         self,
         launcher: StepLauncher,
         spec_of: Callable[[tuple[str, ...]], StepSpec],
-        attempt: AttemptDir,
         expected: Expected,
         wanted: Wanted,
         *,
+        answers: Path,
+        logs: Path,
         clock: Clock,
         doubted: Collection[str] = (),
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._launcher, self._spec_of, self._attempt, self._expected, self._wanted = launcher, spec_of, attempt, expected, wanted
+        self._launcher, self._spec_of, self._expected, self._wanted = launcher, spec_of, expected, wanted
+        self._folder, self._logs = answers, logs
         self._clock, self._doubted, self._interrupted = clock, set(doubted), interrupted
         self._steps: dict[tuple[str, ...], Step] = {}
         self._answers: dict[str, NodeAnswer] = {}
@@ -141,7 +147,7 @@ class Check:
             self._start((node,))
 
     def _read(self) -> None:
-        self._answers |= read_answers(self._attempt, self._missing(), self._expected.nonce)
+        self._answers |= read_answers(self._folder, self._missing(), self._expected.nonce, self._clock.time())
 
     def _over(self, start: float) -> bool:
         self._read()
@@ -177,11 +183,11 @@ class Check:
         own = {nodes[0] for nodes, step in self._steps.items() if len(nodes) == 1} - left
         late = {node: "it did not answer its check while others did" for node in said if node in left and node not in own}
         faults = [fault for fault in judge(self._answers, self._expected, silent=said) if fault.node not in late]
-        return CheckResult(tuple(faults), self._answers, seconds, late)
+        return CheckResult(tuple(faults), self._answers, seconds, late, findings=tuple(findings(self._answers, self._expected)))
 
     def _said(self) -> dict[str, str]:
         """For nodes without an answer: the last line about them, of the check's output or of the launcher."""
-        lines = [line for path in sorted(self._attempt.path.glob("check-*.log")) for line in _lines(path.read_text(errors="replace"))]
+        lines = [line for path in sorted(self._logs.glob("check-*.log")) for line in _lines(path.read_text(errors="replace"))]
         words = list(dict.fromkeys(line for step in self._steps.values() for line in _lines(step.words())))
         said: dict[str, str] = {}
         for node in self._expected.nodes:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from slurmtrain.preflight.answer import NodeAnswer, describe
+from slurmtrain.preflight.asking import MOST_STEPS, Check, Wanted
 from slurmtrain.preflight.judge import Expected
-from slurmtrain.resilience.nodecheck import MOST_STEPS, Check, Wanted
 from slurmtrain.rundir import AttemptDir
 from slurmtrain.steps.launcher import StepSpec
 from tests.fakes.clock import FakeClock
@@ -43,8 +43,8 @@ class Nodes:
 
     def check(self, most: int, least: int = 0, timeout_s: float = 60.0, **more):
         expected = Expected(self.names, "word", describe("", "", (), {}).version)
-        check = Check(self, self.spec, self.attempt, expected, Wanted(most, least or most, timeout_s), clock=self.clock, **more)
-        return check.run()
+        folders = {"answers": self.attempt.nodes_dir, "logs": self.attempt.path}
+        return Check(self, self.spec, expected, Wanted(most, least or most, timeout_s), clock=self.clock, **folders, **more).run()
 
 
 class _Step:

@@ -1,0 +1,1 @@
+"""One check a file: `CHECK`, a pure judgement of a source's facts."""
