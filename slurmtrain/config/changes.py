@@ -20,21 +20,8 @@ from slurmtrain.errors import ConfigError
 
 MAY_CHANGE = frozenset(
     {
-        *(
-            "run",
-            "entry",
-            "parallel",
-            "checkpoint",
-            "evaluation",
-            "target",
-            "metrics",
-            "recovery",
-            "slurm",
-            "environment",
-            "python",
-            "preflight",
-            "v",
-        ),
+        *("run", "entry", "parallel", "checkpoint", "evaluation", "target", "metrics", "recovery", "slurm", "environment"),
+        *("python", "preflight", "v"),
         *(f"model.{key}" for key in ("preset", "rope_theta", "rope_scaling", "window", "dropout", "attention_dropout")),
         *(f"data.{key}" for key in ("path", "sources", "loss_on", "stage", "stage_bytes", "prefetch")),
         *(f"training.{key}" for key in ("steps", "global_batch", "micro_batch", "batch_ramp", "clip_norm", "clip_norm_type")),
