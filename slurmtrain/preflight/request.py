@@ -12,6 +12,8 @@ from slurmtrain.atomic import to_json
 from slurmtrain.config.site import SiteConfig
 
 REQUEST_VERSION = 1
+RANKS_PACKAGES = ("torch", "mpi4py", "numpy", "h5py")
+"""What our own trainer needs of the ranks' interpreter."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,10 @@ class Request:
     `t`: of the asking, seconds since the epoch by the conductor's clock; `answers`: folder for NODE.json; `nonce`: a random word, and
     `nonce_file` the file that holds it, by which a node sees whether it reads the conductor's file system; `shared`: folders that every
     node writes into; `code`: folder that the ranks run in; `python`: their interpreter; `site`: as in site.json; `gpus_per_node`: GPUs
-    of a node that the job has; `need_bytes`, `need_files`: of the next checkpoint (0: not known); `health`: whether the checks of the
-    hardware and the system are made, or the node alone answers; `fresh`: what was found before does not count; `only`: names of checks,
-    none: all.
+    of a node that the job has; `need_bytes`, `need_files`: of the next checkpoint (0: not known); `local_bytes`: that checkpoints on a
+    node's own disk take at most; `packages`: that the ranks' interpreter must have; `health`: whether the checks of the hardware and the
+    system are made, or the node alone answers; `fresh`: what was found before does not count; `only`: names of checks, none: all;
+    `environment`: what the job itself sets for its ranks.
     """
 
     t: float
@@ -37,6 +40,8 @@ class Request:
     gpus_per_node: int = 0
     need_bytes: int = 0
     need_files: int = 0
+    local_bytes: int = 0
+    packages: tuple[str, ...] = RANKS_PACKAGES
     health: bool = False
     fresh: bool = True
     only: tuple[str, ...] = ()

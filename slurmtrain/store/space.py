@@ -45,8 +45,8 @@ def shortage(folder: Path, need: Need, *, shell: Shell, site: SiteStorage, mount
     """
     if short := full_disk(folder, need):
         return short
-    for left in _quotas(folder, shell, site, mounts):
-        if short := _short(folder, need, left):
+    for left in quotas(folder, shell, site, mounts):
+        if short := short_of(folder, need, left):
             return short
     return None
 
@@ -54,14 +54,20 @@ def shortage(folder: Path, need: Need, *, shell: Shell, site: SiteStorage, mount
 def full_disk(folder: Path, need: Need) -> str | None:
     """As `shortage`, by the file system's own numbers alone."""
     try:
-        status = os.statvfs(folder)
+        return short_of(folder, need, free(folder))
     except OSError:
         return None
+
+
+def free(folder: Path) -> Left:
+    """What the file system has free for whoever asks. Raises OSError."""
+    status = os.statvfs(folder)
     files = status.f_favail if status.f_files else math.inf  # some file systems count none
-    return _short(folder, need, Left(status.f_bavail * status.f_frsize, files, "on the file system"))
+    return Left(status.f_bavail * status.f_frsize, files, "on the file system")
 
 
-def _short(folder: Path, need: Need, left: Left) -> str | None:
+def short_of(folder: Path, need: Need, left: Left) -> str | None:
+    """One line where what is left is less than the need."""
     if need.bytes > left.bytes:
         return f"{folder}: {format_size(need.bytes)} needed, {format_size(max(left.bytes, 0))} free ({left.where})"
     if need.files > left.files:
@@ -69,8 +75,8 @@ def _short(folder: Path, need: Need, left: Left) -> str | None:
     return None
 
 
-def _quotas(folder: Path, shell: Shell, site: SiteStorage, mounts: Path) -> Iterator[Left]:
-    """What each quota leaves that applies to the folder."""
+def quotas(folder: Path, shell: Shell, site: SiteStorage, mounts: Path = TABLE) -> Iterator[Left]:
+    """What each quota leaves that applies to the folder; of one that cannot be asked, or answers what nobody understands, nothing."""
     if site.quota_command is not None:
         yield from _site_quota(folder, shell, site.quota_command)
         return

@@ -15,10 +15,14 @@ from tests.preflight.troubles import FACTS, ROWS, SITE
 
 def answers_of(row: Row) -> dict[str, NodeAnswer]:
     """n1 and n3 are good, n2 has the row's facts."""
-    odd = {**FACTS, **{source: {**FACTS[source], **changes} for source, changes in row.facts.items()}}
-    facts = {"n1": FACTS, "n2": odd, "n3": FACTS}
+    good = _changed(FACTS, row.all_nodes)
+    facts = {"n1": good, "n2": _changed(good, row.facts), "n3": good}
     blank = NodeAnswer("", True, (), "3.11.7", "0.1.0", 1, 1, t=1000.0, seen=1001.0)
     return {node: NodeAnswer(**{**blank.__dict__, "node": node, "facts": known}) for node, known in facts.items()}
+
+
+def _changed(facts, changes):
+    return {**facts, **{source: {**facts[source], **some} for source, some in changes.items()}}
 
 
 def request_of(row: Row) -> Request:
