@@ -20,6 +20,7 @@ COMMANDS = {
     "status": ("slurmtrain.cli.status", "Show runs, or one run, and what to do next."),
     "logs": ("slurmtrain.cli.logs", "Show the log of a run, a rank or an attempt."),
     "goodput": ("slurmtrain.cli.goodput", "Show where the time and the GPU-hours of a run went."),
+    "preflight": ("slurmtrain.cli.preflight", "Check whether a run may start on these nodes."),
     "drill": ("slurmtrain.cli.drill", "Try out what a fault does to a run."),
     "stop": ("slurmtrain.cli.stop", "Save, then end the run; it is not requeued."),
     "cancel": ("slurmtrain.cli.cancel", "Cancel the job of a run at once."),

@@ -86,6 +86,12 @@ JOB_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--include", multiple=True, type=UserPath(), metavar="PATH", help="Copy this into the run's code too; repeatable."),
     click.option("--live", is_flag=True, help="Run the code where it is, not a copy."),
     click.option(
+        "--preflight",
+        type=click.Choice(["off", "quick", "full"]),
+        default=None,
+        help="What is looked at before each start of the ranks [default: the job file's, else quick].",
+    ),
+    click.option(
         "--resume",
         callback=_resume,
         default=None,
@@ -119,6 +125,7 @@ KEYS = {
     "spares": "slurm.spares",
     "gpus_per_node": "slurm.gpus_per_node",
     "name": "run.name",
+    "preflight": "preflight",
     "partition": "slurm.partition",
     "account": "slurm.account",
     "qos": "slurm.qos",

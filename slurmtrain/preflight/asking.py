@@ -6,7 +6,7 @@ left without an answer. A node that is dead or hangs then costs its own answer a
 | who has answered well | how long the rest is waited for |
 |---|---|
 | as many as the world wants | `GRACE_S` |
-| as many as the smallest world wants (elastic) | `ELASTIC_GRACE_S` |
+| as many as the smallest world wants (elastic) | `patience_s`, `ELASTIC_GRACE_S` where nobody says another |
 | fewer | the limit of the check |
 """
 
@@ -35,11 +35,14 @@ _END_GRACE_S = 2.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """How many nodes the world takes, at most and at least, and how long a check may take."""
+    """How many nodes the world takes, at most and at least, how long a check may take, and how long the rest is waited for once as many as
+    the least have answered well.
+    """
 
     most: int
     least: int
     timeout_s: float
+    patience_s: float = ELASTIC_GRACE_S
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ class Check:
     def _enough(self, now: float) -> bool:
         bad = {fault.node for fault in judge(self._answers, self._expected, silent={})}
         good = len(set(self._answers) - bad)
-        graces = ((self._wanted.most, GRACE_S), (self._wanted.least, ELASTIC_GRACE_S))
+        graces = ((self._wanted.most, GRACE_S), (self._wanted.least, self._wanted.patience_s))
         return any(good >= least and now - self._enough_since.setdefault(least, now) >= grace_s for least, grace_s in graces)
 
     def _end(self) -> set[str]:

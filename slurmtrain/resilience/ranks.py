@@ -36,17 +36,25 @@ class Setup:
 
 def rank_environment(setup: Setup, attempt: int, allocation: Mapping[str, str]) -> dict[str, str]:
     """Variables that the ranks get on top of the allocation's: the site's, then the job's, verbatim, then what nobody has set."""
-    site, job = setup.site, setup.job
-    given = {**site.environment.set, **site.fabric.environment, **job.environment}
-    known = {**allocation, **given}
+    given = site_environment(setup.site, allocation, setup.job.environment)
+    own = {
+        "SLURMTRAIN_ATTEMPT": str(attempt),
+        "SLURMTRAIN_RUN": str(setup.run.path),
+        "PYTHONPATH": _python_path(setup, {**allocation, **given}),
+    }
+    return {**given, **own}
+
+
+def site_environment(site: SiteConfig, allocation: Mapping[str, str], more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What every process of a step gets at a site. `more`: said besides, and before the site; defaults are for what nobody has set."""
+    given = {**site.environment.set, **site.fabric.environment, **(more or {})}
     defaults = {"OMP_NUM_THREADS": "1"}
     if site.python.mpi4py_libmpi:
         defaults["MPI4PY_LIBMPI"] = site.python.mpi4py_libmpi
     if site.fabric.rendezvous_interface:
         defaults |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), site.fabric.rendezvous_interface)
     defaults |= _recording(site)
-    own = {"SLURMTRAIN_ATTEMPT": str(attempt), "SLURMTRAIN_RUN": str(setup.run.path), "PYTHONPATH": _python_path(setup, known)}
-    return {**{k: v for k, v in defaults.items() if k not in known}, **given, **own}
+    return {**{name: value for name, value in defaults.items() if name not in allocation and name not in given}, **given}
 
 
 def agent_environment(setup: Setup, allocation: Mapping[str, str]) -> dict[str, str]:

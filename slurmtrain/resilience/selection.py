@@ -14,6 +14,7 @@ from slurmtrain.fabric.resize import fewest, resize
 from slurmtrain.fabric.topology import in_segments, segment_nodes
 from slurmtrain.preflight.asking import Check, CheckResult, Wanted, write_nonce
 from slurmtrain.preflight.judge import Expected, NodeFault
+from slurmtrain.preflight.report import findings_of
 from slurmtrain.preflight.request import Request
 from slurmtrain.resilience.allocation import Grant
 from slurmtrain.resilience.calls import called_away, stopped_by
@@ -21,10 +22,12 @@ from slurmtrain.resilience.classify import Verdict
 from slurmtrain.resilience.composition import Composition
 from slurmtrain.resilience.examination import placed, read_examination
 from slurmtrain.resilience.exclude import Blame, avoid, read_exclusions, unfit
+from slurmtrain.resilience.needs import needs_of
 from slurmtrain.resilience.nodes import Learnt, Standing, silent_nodes, stand, stepped_in
 from slurmtrain.resilience.placement import Chosen, check_grant, choose, expected_memory
 from slurmtrain.resilience.ranks import check_spec
 from slurmtrain.resilience.records import AttemptRecord, Owner, read_attempts, write_attempt
+from slurmtrain.resilience.remembering import remember
 from slurmtrain.slurm.hostlist import fold
 from slurmtrain.units import counted
 
@@ -102,6 +105,8 @@ def check(c: Composition, record: AttemptRecord, learnt: Learnt) -> tuple[Attemp
     if result.interrupted:
         return stopped_by(c, "stopped before the ranks were started")
     fit = result.fit(there.usable)
+    if c.setup.job.preflight != "off":
+        remember(c, there.usable, findings_of(result), level="quick", seconds=result.seconds)
     _learn(c, record, learnt, result, passed=len(fit))
     if len(fit) < least_nodes(c):
         return _too_few(result)
@@ -181,7 +186,7 @@ def _check_nodes(c: Composition, record: AttemptRecord, there: Standing, learnt:
 
 def _request(c: Composition, record: AttemptRecord, *, fresh: bool) -> Request:
     """What the nodes are asked before this attempt. Raises OSError."""
-    attempt, setup = c.run.attempt(record.attempt), c.setup
+    attempt, setup, needs = c.run.attempt(record.attempt), c.setup, needs_of(c.setup)
     return Request(
         t=c.clock.time(),
         answers=str(attempt.nodes_dir),
@@ -192,6 +197,11 @@ def _request(c: Composition, record: AttemptRecord, *, fresh: bool) -> Request:
         code=str(c.run.code),
         python=setup.python,
         gpus_per_node=setup.plan.gpus_per_node,
+        need_bytes=needs.checkpoint.bytes,
+        need_files=needs.checkpoint.files,
+        local_bytes=needs.local_bytes,
+        packages=needs.packages,
+        environment=setup.job.environment,
         health=setup.job.preflight != "off",
         fresh=fresh,
     )
