@@ -10,6 +10,7 @@ In this order; the first that holds is the outcome:
 | a rank hangs, so that the supervisor ended the step | failed: which rank, where, doing what, for how long |
 | a record says `stopped` (all ranks agreed, the save is done) | stopped or requeue, by the reason; of a rank too slow its node |
 | a stop was asked, and nothing but missing records and lost peers came of it | requeue; failed where a person asked |
+| some rank is without a record, and the run's folder is gone | failed, storage: nobody could tell how it ended, and no node is to blame |
 | no record, and no rank ever spoke | launch, or node_failure where Slurm calls a node down |
 | the launcher saw a rank end with a code of its own | failed: "rank 3 code 7" |
 | every rank of a node is without a record | node_failure once Slurm says so; failed when it calls the node healthy |
@@ -48,7 +49,7 @@ class Evidence:
     `complete`: the checkpoint of the last step is there; `log`: the last line of the ranks' output; `ended_because`: why the supervisor
     itself ended the step, where it did; `launcher_signal`: the signal that ended the launcher itself ("SIGKILL"); `own_will`: the stop was
     asked because of USR2 or the deadline; `hang`: what was found out about ranks that did not move; `oom`: Slurm's line about memory that
-    ran out.
+    ran out; `folder_gone`: the run's folder cannot be seen just now.
     """
 
     nodes: tuple[str, ...]
@@ -65,6 +66,7 @@ class Evidence:
     own_will: bool = False
     hang: Hang | None = None
     oom: str = ""
+    folder_gone: bool = False
 
     @property
     def world(self) -> int:
@@ -101,7 +103,8 @@ class Verdict:
 
 def classify(e: Evidence) -> Verdict:
     """The table above."""
-    for decide in (_from_faults, _from_agreement, _from_hang, _from_stop, _from_silence, _from_deaths, _from_missing):
+    ways = (_from_faults, _from_agreement, _from_hang, _from_storage, _from_stop, _from_silence, _from_deaths, _from_missing)
+    for decide in ways:
         if verdict := decide(e):
             return verdict
     first = min(e.records.values(), key=lambda r: r.rank)
@@ -152,6 +155,13 @@ def _from_hang(e: Evidence) -> Verdict | None:
     if e.hang.node and e.hang.node in (e.down or ()):
         return Verdict("node_failure", f"node {e.hang.node} is down: {e.hang.words}", node=e.hang.node, step=_step(e.records))
     return Verdict("failed", e.hang.words, e.hang.rank, e.hang.node, _step(e.records))
+
+
+def _from_storage(e: Evidence) -> Verdict | None:
+    if not e.folder_gone or not e.missing():
+        return None
+    cause = "the run's folder is gone, so that ranks could not tell how they ended: was it moved, or is its file system away?"
+    return Verdict("failed", cause, step=_step(e.records), category="storage")
 
 
 def _from_stop(e: Evidence) -> Verdict | None:

@@ -87,6 +87,7 @@ def evidence_of(c: Composition, record: AttemptRecord, watched: Watched, tracker
         own_will=watched.own_will,
         hang=getattr(watched, "hang", None),
         oom=next(filter(None, map(memory_ran_out, _texts(attempt, words))), ""),
+        folder_gone=not c.run.path.is_dir(),
     )
 
 

@@ -25,7 +25,7 @@ from slurmtrain.train.pace import Pace, make_pace
 from slurmtrain.train.profile import Profiler
 from slurmtrain.train.recorder import Recorder
 from slurmtrain.train.rollback import go_back, note_skip
-from slurmtrain.train.saving import Saves, Surroundings
+from slurmtrain.train.saving import PATIENCE_S, STOP_PATIENCE_S, Saves, Surroundings
 from slurmtrain.train.session import Session
 from slurmtrain.train.state import Holdings, to_state
 from slurmtrain.train.step import StepResult
@@ -119,7 +119,7 @@ class Loop:
             if over:
                 stop = None
                 break
-        self._saves.finish()
+        self._saves.finish(STOP_PATIENCE_S if stop else PATIENCE_S)
         if stop:
             self._recorder.emit("stop", step=progress.step, reason=stop)
             return Ending("stopped", progress.step, stop)

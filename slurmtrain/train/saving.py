@@ -4,7 +4,8 @@ Steps are counted by all ranks alike. Time, and a person's SAVE file, are rank 0
 (`stopping`), and so does a rank's word that its part of a save has failed. So all ranks begin, and give up, after the same step.
 
 A failed save costs nothing but itself: it is told, the run goes on with the checkpoints that it has, and saves again when that is due.
-The last one, before an end, must succeed: it is tried twice.
+The last one, before an end, must succeed: it is tried twice, and while the run's folder is gone again and again for some minutes, for
+file systems come back.
 
 Where the nodes' own disks take the saves (`checkpoint.local`), every `flush_every`-th goes to the run folder as well; so does one that a
 person asks for. The last one goes there alone, for those disks may be gone with the job, and there is no time to lose.
@@ -28,6 +29,9 @@ from slurmtrain.train.stopping import Heard, StopFlag, answer_request, save_requ
 
 LAST_TRIES = 2
 """Of the save before an end."""
+PATIENCE_S, STOP_PATIENCE_S = 300.0, 20.0
+"""How long the run's folder may be gone at the end of the run, and at a stop, which somebody waits for."""
+_PAUSE_S = 2.0
 
 
 class State(Protocol):
@@ -114,18 +118,27 @@ class Saves:
         if not ending and (heard.due or heard.request or (every and step % every == 0)):
             self._begin(shared=heard.request or self._to_run_folder(step))
 
-    def finish(self) -> None:
+    def finish(self, patience_s: float = PATIENCE_S) -> None:
         """Before an end: what is under way ends, and the state is saved unless it is. Raises CheckpointError where it cannot be."""
         self.settle()
-        step, tries = self._state.step, 0
+        step, tries, until = self._state.step, 0, self._here.clock.monotonic() + patience_s
         while self.kept != step:
-            if tries == LAST_TRIES:
+            if tries >= LAST_TRIES and not self._wait_for_folder(until):
                 raise CheckpointError(self._why or f"checkpoint of step {step} not saved")
             tries += 1
             self._begin(shared=True, local=tries > 1)
             self.settle()
         if self._here.first and (request := save_request(self._here.run)) is not None:
             answer_request(self._here.run, request)
+
+    def _wait_for_folder(self, until: float) -> bool:
+        """Whether to try once more after a pause: the run's folder is gone, and there is time. Rank 0 looks, for all."""
+        here = self._here
+        gone = here.first and here.clock.monotonic() < until and not here.run.path.is_dir()
+        if not here.group.broadcast(gone):
+            return False
+        here.clock.sleep(_PAUSE_S)
+        return True
 
     def settle(self) -> None:
         """Let what is under way end. Then all ranks know the same `durable` and `kept`."""

@@ -207,6 +207,34 @@ def test_the_last_save_is_tried_twice(folder, behind):
     assert rank.events[2:] == [("save_failed", 4), ("save_failed", 4)]
 
 
+def test_the_last_save_waits_for_a_folder_that_comes_back(folder):
+    def body(group):
+        rank = Rank(folder, group, fates={4: ["gone"] * 5})
+        rank.steps(4)
+        group.barrier()
+        if group.rank == 0:
+            folder.rename(folder.with_name("away"))
+            rank.clock.at(5.0, lambda: folder.with_name("away").rename(folder))
+        group.barrier()
+        with pytest.raises(CheckpointError, match="gone"):
+            rank.saves.finish()
+        return len(rank.saver.saved), rank.clock.monotonic()
+
+    ends = run_ranks(2, body)
+    assert {tries for tries, _ in ends} == {5}, "two, and one after each pause of two seconds until it was back"
+    assert not folder.with_name("away").exists()
+
+
+def test_a_folder_that_stays_away_is_given_up(folder):
+    rank = Rank(folder, fates={4: ["gone"] * 100})
+    rank.steps(4)
+    folder.rename(folder.with_name("away"))
+    began = rank.clock.monotonic()
+    with pytest.raises(CheckpointError, match="gone"):
+        rank.saves.finish(20.0)
+    assert 20.0 <= rank.clock.monotonic() - began < 23.0
+
+
 def test_a_save_beside_the_training_is_told_when_it_has_ended(folder):
     rank = Rank(folder, every_steps=3, behind=True)
     rank.steps(4)
