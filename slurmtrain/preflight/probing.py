@@ -9,8 +9,8 @@
 | pair | groups of two | send_gb_s (from this member to the other), receive_gb_s, latency_us; the rates @BYTES of each size | transport |
 | nic | groups of two | NIC.write_gbps: from this member's NIC to the other's of that name | skipped: why there is nothing to measure |
 
-tflops: 10^12 operations a second; gb_s, mb_s: 10^9, 10^6 bytes a second; gbps: 10^9 bits a second, as fabric.nic_gbps. `transport` has words of
-preflight.transport, with blanks between them.
+tflops: 10^12 operations a second; gb_s, mb_s: 10^9, 10^6 bytes a second; gbps: 10^9 bits a second, as fabric.nic_gbps. `transport` has
+words of preflight.transport, with blanks between them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Member = tuple[str, int]
 """Node, and local rank on it."""
 Deed = Literal["matmul", "reduce", "pair", "storage", "nic", "transport"]
 TOKEN, DEVICE, INTERFACE, TASKS = (f"SLURMTRAIN_PROBE_{name}" for name in ("TOKEN", "DEVICE", "INTERFACE", "TASKS"))
-"""A probe's environment: the word by which the conductor knows its own, cuda or cpu, interface of the rendezvous (or none), tasks per node."""
+"""A member's environment: the word by which the conductor knows its own, cuda or cpu, the interface to meet on (or none), tasks a node."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Order:
         """Raises ValueError, TypeError for what is none."""
         if raw.get("do") not in get_args(Deed):
             raise ValueError(f"no order: {raw.get('do')!r}")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()})
+        values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
+        return cls(**values)
 
 
 @dataclass(frozen=True)
