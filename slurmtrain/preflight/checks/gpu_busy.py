@@ -1,8 +1,8 @@
 """GPUs that somebody computes on, or whose memory is taken, before the start: ranks would run out of memory, or wait for each other.
 
-Programs that only draw, and the daemon of MPS, are left alone. Where nodes are shared and the job sees more GPUs than it has, nobody can
-say here whose they are: nothing is checked. On coherent boards (GH200, GB200) the kernel itself keeps pages in the GPU's memory; there
-memory without a program is told, and keeps no node out.
+Programs that only draw, and the daemons of MPS and DCGM, are left alone. Where nodes are shared and the job sees more GPUs than it has,
+nobody can say here whose they are: nothing is checked. On coherent boards (GH200, GB200) the kernel itself keeps pages in the GPU's
+memory; there memory without a program is told, and keeps no node out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slurmtrain.units import counted, format_size
 MOST_SHARE = 0.02
 MOST_MIB = 1024
 """A driver without a reserve of its own (before 510) shows up to 600 MiB as used on an idle GPU."""
-_MPS = "nvidia-cuda-mps"
+_DAEMONS = ("nvidia-cuda-mps", "nv-hostengine", "dcgm")
 _END = "end it (`ps -fp PID` on the node says whose it is), or have the job's epilog do so"
 _HIDDEN = "see `fuser -v /dev/nvidia*` on the node as root: a container or a program that cannot die; else reboot"
 
@@ -32,7 +32,7 @@ def judge(facts: Facts, request: Request) -> Iterator[Trouble]:
 
 
 def _troubles(gpu: Mapping[str, Any]) -> Iterator[Trouble]:
-    computing = [one for one in gpu["processes"] if "C" in one["type"] and _MPS not in one["name"]]
+    computing = [one for one in gpu["processes"] if "C" in one["type"] and not any(name in one["name"] for name in _DAEMONS)]
     used, total = gpu["used_mib"] or 0, gpu["memory_mib"] or 0
     if computing:
         first = computing[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from slurmtrain.preflight.checks._gpus import folded, gpus, most, named, told_once
+from slurmtrain.preflight.checks._gpus import folded, gpus, named, told_once
 from slurmtrain.preflight.finding import Trouble
 from slurmtrain.preflight.parts import Check, Facts
 from slurmtrain.preflight.request import Request
@@ -39,9 +39,9 @@ def _troubles(gpu: Facts) -> Iterator[Trouble]:
 
 def compare(facts: Mapping[str, Facts], request: Request) -> Iterator[tuple[str, Trouble]]:  # noqa: ARG001 a check's signature
     off = {node: [gpu["index"] for gpu in gpus(known) if gpu["ecc"] == "Disabled"] for node, known in facts.items()}
-    usual = most(gpu["ecc"] for known in facts.values() for gpu in gpus(known) if gpu["ecc"])
+    on = sum(gpu["ecc"] == "Enabled" for known in facts.values() for gpu in gpus(known))
     nodes = [node for node, indices in off.items() if indices]
-    if usual == "Enabled":
+    if on and on >= sum(map(len, off.values())):
         for node in nodes:
             yield node, Trouble("fail", "ECC is off, and on on other GPUs", _ON, named(off[node]))
     else:

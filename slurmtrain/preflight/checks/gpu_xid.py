@@ -2,7 +2,7 @@
 
 | numbers | what it was | grade |
 |---|---|---|
-| `FATAL`; "Fatal" among 144 to 150 and SXid; 154 unless "None" | hardware, or a driver that needs a reset or a reboot | fail, and warn after a day |
+| `FATAL`; "Fatal" in 144 to 150 and SXid; 154 unless "None" | hardware, or a driver that needs a reset | fail, and warn after a day |
 | `WATCHED` | memory that is worn out or on its way there; links | warn |
 | those after `KNOWN` | newer than this list | warn |
 | all others, 13, 31, 43, 45 among them | a program's own fault, what follows from another's, or nothing | nothing |

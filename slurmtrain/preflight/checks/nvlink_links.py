@@ -1,7 +1,8 @@
 """NVLink that is down, or slower than its neighbours: collectives go over what is left, or over PCIe, and every rank waits.
 
-How many links a board has is known for those of the SXM form; of other boards (bridges, single links) as many are wanted as most GPUs
-have. Per direction 300, 450 and 900 GB/s (hardware.csv: NVLink 3, 4, 5) are 12 links of 25 and 18 of 25 and 50 GB/s.
+How many links a board has is known for those of the SXM form; of other boards (some with a bridge, some without) as many are wanted as
+the GPU of the same index has on most nodes. Per direction 300, 450 and 900 GB/s (hardware.csv: NVLink 3, 4, 5) are 12 links of 25 and 18
+of 25 and 50 GB/s.
 """
 
 from __future__ import annotations
@@ -54,9 +55,15 @@ def _down(count: int, wanted: int) -> Trouble:
 def compare(facts: Mapping[str, Facts], request: Request) -> Iterator[tuple[str, Trouble]]:
     if request.site.node.gpu in LINKS:
         return
-    wanted = most(count for known in facts.values() for count in _up(known).values()) or 0
-    for node, known in facts.items():
-        yield from ((node, one) for one in folded((gpu, _down(count, wanted)) for gpu, count in _up(known).items() if count < wanted))
+    up = {node: _up(known) for node, known in facts.items()}
+    counts: dict[int, list[int]] = {}
+    for by_gpu in up.values():
+        for gpu, count in by_gpu.items():
+            counts.setdefault(gpu, []).append(count)
+    usual = {gpu: most(sorted(found, reverse=True)) or 0 for gpu, found in counts.items()}
+    for node, by_gpu in up.items():
+        few = ((gpu, _down(count, usual[gpu])) for gpu, count in by_gpu.items() if count < usual[gpu])
+        yield from ((node, trouble) for trouble in folded(few))
 
 
 CHECK = Check("nvlink-links", "nvlink", "all NVLinks are up, at full speed", judge, compare, wanted=among_several)
