@@ -13,6 +13,7 @@ _REMEDIES: Mapping[str, str] = {
     "EPERM": "give this user the right to write there (`ls -ld`, `lsattr -d`)",
     "ENOENT": "it is not there on this node: is its file system mounted?",
     "ENOTDIR": "a file stands where a folder should be",
+    "EEXIST": "a file stands where a folder should be",
     "ESTALE": "the node's handle is of a file system that was replaced: mount it anew",
     "ENOTCONN": "the file system's client has lost its server: mount it anew",
     "ESHUTDOWN": "the file system's client was shut down (Lustre evicts a client that does not answer): mount it anew",

@@ -2,7 +2,8 @@
 
 A start sweeps its nodes before it looks here, so what is left outlived SIGKILL, or could not be reached. One that is just going is given
 `GOING_S`. Ranks on other nodes that are emulated on the same machine, those of this very attempt or later ones, and processes of other
-users are nobody's business here; nor are those of another job of this user, unless the whole node is this job's.
+users are nobody's business here; nor are those of another job of this user, unless the whole node is this job's. Several clusters that
+are emulated on one machine have names of nodes in common: SLURM_CONF tells them apart.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from slurmtrain.preflight.machine import Machine
 from slurmtrain.preflight.parts import Facts, Source
 from slurmtrain.preflight.request import Request
 
-RUN, ATTEMPT, JOB = "SLURMTRAIN_RUN", "SLURMTRAIN_ATTEMPT", "SLURM_JOB_ID"
-GOING_S, LOOK_S = 5.0, 0.5
+RUN, ATTEMPT, JOB, CLUSTER = "SLURMTRAIN_RUN", "SLURMTRAIN_ATTEMPT", "SLURM_JOB_ID", "SLURM_CONF"
+GOING_S, LOOK_S = 5.0, 1.0
 _GONE = {"Z", "X"}
 """States of processes that only wait for their parents (proc(5))."""
 
@@ -31,6 +32,7 @@ class _Here:
     run: str
     attempt: int
     job: str
+    cluster: str
     whole: bool
 
 
@@ -45,7 +47,8 @@ def look(machine: Machine, request: Request) -> Facts:
 def _here(environ: Mapping[str, str], request: Request) -> _Here:
     number = environ.get(ATTEMPT, "")
     whole = request.site.slurm.exclusive and request.gpus_per_node in {0, request.site.node.gpus}
-    return _Here(node_name(environ), environ.get(RUN, ""), int(number) if number.isdigit() else 0, environ.get(JOB, ""), whole)
+    attempt = int(number) if number.isdigit() else 0
+    return _Here(node_name(environ), environ.get(RUN, ""), attempt, environ.get(JOB, ""), environ.get(CLUSTER, ""), whole)
 
 
 def _left(machine: Machine, here: _Here) -> list[dict[str, Any]]:
@@ -75,7 +78,7 @@ def is_leftover(environ: Mapping[str, str], here: _Here) -> bool:
     if environ[RUN] == here.run:
         return int(number) < here.attempt
     other_job = bool(here.job) and bool(environ.get(JOB)) and environ[JOB] != here.job
-    return other_job and here.whole
+    return other_job and environ.get(CLUSTER, "") == here.cluster and here.whole
 
 
 def _environ(raw: bytes) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The interpreter of the ranks, started once: its version and its packages', none of which is imported; and the run's code."""
+"""The interpreter of the ranks: its version and its packages', none of which is imported; and the run's code."""
 
 from __future__ import annotations
 
@@ -13,23 +13,8 @@ from slurmtrain.preflight.machine import Machine
 from slurmtrain.preflight.parts import Facts, Source
 from slurmtrain.preflight.request import Request
 from slurmtrain.preflight.sources._limits import within
+from slurmtrain.preflight.sources._versions import seen
 from slurmtrain.shell import RC_TIMED_OUT
-
-_ASK = """
-import json, platform, sys
-from importlib import metadata, util
-def version(name):
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
-def there(name):
-    try:
-        return util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
-print(json.dumps([platform.python_version(), {name: [version(name), there(name)] for name in sys.argv[1:]}]))
-"""
 
 
 def look(machine: Machine, request: Request) -> Facts:
@@ -47,16 +32,18 @@ def _code(machine: Machine, request: Request) -> str:
 
 
 def _interpreter(machine: Machine, request: Request) -> dict[str, Any]:
-    limit = within(request)
-    names = dict.fromkeys([*request.packages, *PACKAGES])
-    done = machine.run(request.python or sys.executable, "-c", _ASK, *names, timeout_s=limit)
+    """Of another interpreter than this one, what it says itself."""
+    names, limit = tuple(dict.fromkeys([*request.packages, *PACKAGES])), within(request)
+    if request.python in {"", sys.executable}:
+        return seen(names)
+    done = machine.run(request.python, "-m", "slurmtrain.preflight.sources._versions", *names, timeout_s=limit)
     if done.rc == RC_TIMED_OUT:
         return {"error": f"no answer in {limit:g} s"}
     try:
-        version, packages = json.loads(done.out.splitlines()[-1])
-    except (ValueError, IndexError):
+        answer = json.loads(done.out.splitlines()[-1])
+        return {"version": answer["version"], "packages": answer["packages"]}
+    except (ValueError, IndexError, KeyError, TypeError):
         return {"error": one_line((done.err.strip().splitlines() or [f"exit code {done.rc}"])[-1], 160)}
-    return {"version": version, "packages": {name: {"version": said, "there": there} for name, (said, there) in packages.items()}}
 
 
 SOURCE = Source("software", look, "the folder of the interpreter, or of the code, hangs: look at its file system")
