@@ -31,6 +31,16 @@ def site(**changes):
     return {"node": {"gpus": 8, "memory_bytes": 1_900_000_000_000}, **changes}
 
 
+MINE = {
+    "SLURMTRAIN_RUN": "/runs/a",
+    "SLURMTRAIN_ATTEMPT": "3",
+    "SLURMTRAIN_NODE": f"node-of-{os.getpid()}",
+    "SLURM_JOB_ID": "7",
+    "SLURM_CONF": "/etc/slurm/slurm.conf",
+}
+"""The marks of the process that looks."""
+
+
 class TestMemory:
     def test_this_machine_by_what_psutil_finds(self):
         seen, known = memory.look(here(), request()), psutil.virtual_memory()
@@ -149,17 +159,9 @@ class TestInterfaces:
 class TestLeftovers:
     """Real processes of this machine with a rank's marks in their environment."""
 
-    MINE = {
-        "SLURMTRAIN_RUN": "/runs/a",
-        "SLURMTRAIN_ATTEMPT": "3",
-        "SLURMTRAIN_NODE": f"node-of-{os.getpid()}",
-        "SLURM_JOB_ID": "7",
-        "SLURM_CONF": "/etc/slurm/slurm.conf",
-    }
-
     @contextmanager
     def rank(self, **marks: str):
-        env = {"PATH": os.environ["PATH"], **self.MINE, **marks}
+        env = {"PATH": os.environ["PATH"], **MINE, **marks}
         with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=env) as process:
             try:
                 yield process
@@ -168,7 +170,7 @@ class TestLeftovers:
 
     def look(self, clock=None, wish=None, **marks: str):
         machine = here()
-        machine = type(machine)(machine.shell, {**self.MINE, **marks}, clock or FakeClock())
+        machine = type(machine)(machine.shell, {**MINE, **marks}, clock or FakeClock())
         return processes.look(machine, wish or request())["left"]
 
     @pytest.mark.parametrize(
