@@ -17,6 +17,7 @@ from slurmtrain.errors import SlurmtrainError
 if TYPE_CHECKING:
     from slurmtrain.cli.preflight_target import Target
     from slurmtrain.preflight.history import Level
+    from slurmtrain.preflight.listing import Listed
     from slurmtrain.preflight.report import Report
 
 
@@ -90,6 +91,7 @@ def command(ctx: click.Context, /, **said: Any) -> None:
     if said["listed"]:
         _list(target, doors, as_json=said["as_json"])
         return
+    _check_only(only, target, doors, said)
     made = _here(target, doors, only, said) if said["here"] else _ask(target, doors, only, said)
     _remember(made, target, doors, by="here" if said["here"] else "command")
     if said["prometheus"] is not None:
@@ -125,14 +127,31 @@ def _check_here(ctx: click.Context, said: dict[str, Any]) -> None:
         raise click.UsageError(f"--here looks at this node alone, and measures nothing: leave --{given[0]} out", ctx)
 
 
-def _list(target: Target, doors: Doors, *, as_json: bool) -> None:
-    from slurmtrain.cli.preflight_show import show_list
+def _check_only(only: tuple[str, ...], target: Target, doors: Doors, said: dict[str, Any]) -> None:
+    """What is asked for alone must be looked at: a check that is not made would have all nodes pass. Raises UserError."""
+    from slurmtrain.errors import UserError
+    from slurmtrain.preflight.listing import MEASURED, OF_ALL
+
+    for one in _listing(target, doors):
+        if one.name in only and not one.made:
+            raise UserError(f"--only: {one.name} is not made: {one.why}; see --list")
+        if one.name in only and said["here"] and one.name in {*MEASURED, *OF_ALL}:
+            raise UserError(f"--only: {one.name} takes more than one node: leave --here out")
+        if one.name in only and one.name in MEASURED and said["level"] == "quick":
+            raise UserError(f"--only: {one.name} is measured, and --quick measures nothing: leave --quick out")
+
+
+def _listing(target: Target, doors: Doors) -> list[Listed]:
     from slurmtrain.cli.preflight_target import request_of
     from slurmtrain.preflight.listing import listing
 
-    shared = (target.root or Path("/"),)
-    request = request_of(target, doors.env, doors.clock.time(), shared=shared)
-    show_list(listing(request), as_json=as_json)
+    return listing(request_of(target, doors.env, doors.clock.time(), shared=(target.root or Path("/"),)))
+
+
+def _list(target: Target, doors: Doors, *, as_json: bool) -> None:
+    from slurmtrain.cli.preflight_show import show_list
+
+    show_list(_listing(target, doors), as_json=as_json)
 
 
 def _here(target: Target, doors: Doors, only: tuple[str, ...], said: dict[str, Any]) -> Report:
@@ -146,8 +165,10 @@ def _ask(target: Target, doors: Doors, only: tuple[str, ...], said: dict[str, An
     from dataclasses import replace
 
     from slurmtrain.cli.preflight_ask import Asking, allocation_of, folder_for, launcher_of, nodes_of, report
+    from slurmtrain.preflight.listing import MEASURED
 
-    level: Level = "full" if said["record"] else said["level"] or target.level
+    measured = said["record"] or any(name in MEASURED for name in only)
+    level: Level = "full" if measured else said["level"] or target.level
     allocation = allocation_of(target, doors)
     nodes = nodes_of(allocation, said["nodes"])
     with folder_for(target, allocation, doors) as folder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmtrain.cli.doors import Doors
@@ -13,6 +13,7 @@ from slurmtrain.config.site import SiteConfig
 from slurmtrain.errors import ConfigError, UserError
 from slurmtrain.preflight.history import Level, history_path
 from slurmtrain.preflight.request import Request
+from slurmtrain.resilience.needs import needs_of
 from slurmtrain.resilience.ranks import Setup
 
 
@@ -103,7 +104,7 @@ def request_of(
     """What the nodes are asked. `shared`: folders that every node writes into, where there is no run whose folders these are."""
     setup = target.setup
     own = () if setup is None or not target.there else (setup.run.checkpoints, setup.run.events)
-    return Request(
+    request = Request(
         t=t,
         answers=answers,
         nonce=nonce,
@@ -115,4 +116,15 @@ def request_of(
         gpus_per_node=target.gpus_per_node(environ),
         health=True,
         only=only,
+    )
+    if setup is None:
+        return request
+    needs = needs_of(setup)
+    return replace(
+        request,
+        need_bytes=needs.checkpoint.bytes,
+        need_files=needs.checkpoint.files,
+        local_bytes=needs.local_bytes,
+        packages=needs.packages,
+        environment=setup.job.environment,
     )

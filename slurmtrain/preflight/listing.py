@@ -71,5 +71,5 @@ def _listed(name: str, about: str, part: str, request: Request, *, there: bool) 
     if name in preflight.skip:
         return Listed(name, about, part, made=False, why="left out by preflight.skip")
     if not there:
-        return Listed(name, about, part, made=False, why="not at this site, or the site file does not say what to expect")
+        return Listed(name, about, part, made=False, why="not at this site, or the site file does not tell of it")
     return Listed(name, about, part, made=True, why="a warning at most: preflight.tolerate" if name in preflight.tolerate else "")

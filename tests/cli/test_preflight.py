@@ -119,6 +119,8 @@ def test_some_checks_alone_say_of_nobody_that_he_is_fit(desk):
     assert [module for module, _ in desk.shell.asked] == ["slurmtrain.preflight.node"]
     assert {one.level for one in read_history(desk.history)} == {"part"}
     assert "no check 'clock-skw'; did you mean 'clock-skew'?" in one_line_of(desk.type("preflight", "--only", "clock-skw"))
+    assert "matmul is measured" in one_line_of(desk.type("preflight", "--only", "matmul", "--quick"))
+    assert "transport is not made: not at this site" in one_line_of(desk.type("preflight", "--only", "transport"))
     desk.type("preflight", "--only", "mpi-world")
     assert desk.shell.requests[-1].only == ("mpi-world",)
     assert desk.shell.asked[-1][0] == "slurmtrain.runtime.mpi_size"

@@ -113,6 +113,11 @@ def test_without_a_site_slurm_is_not_asked_for_its_name(desk):
     assert desk.slurm.questions == []
 
 
+def test_what_one_node_cannot_tell_is_refused(desk):
+    for name in ("mpi-world", "matmul"):
+        assert f"{name} takes more than one node" in one_line_of(here(desk, "--only", name))
+
+
 @pytest.mark.parametrize("words", [("--full",), ("--nodes", "n1"), ("--record",)])
 def test_what_needs_other_nodes_is_refused(desk, words):
     assert "--here looks at this node alone" in one_line_of(here(desk, *words))
