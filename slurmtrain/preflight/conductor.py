@@ -21,7 +21,7 @@ import resource
 import secrets
 import selectors
 import socket
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,8 @@ from slurmtrain.preflight.probing import Member, Order, Reply
 
 RETURN_S = 60.0
 """How long a member may take to start anew: torch, and the device."""
+LOOK_S = 0.5
+"""How often is looked whether the conductor is called away."""
 _BACKLOG = 4096
 _SPARE_FILES = 256
 
@@ -72,10 +74,21 @@ class _Task:
 
 
 class Conductor:
-    """See Probes. `nodes`: in their order; a member of another node is sent away. `address`: of this host, where members can reach it."""
+    """See Probes. `nodes`: in their order; a member of another node is sent away. `address`: of this host, where members can reach it;
+    `called`: whether somebody wants this process for something else: then nobody is waited for any longer.
+    """
 
-    def __init__(self, nodes: Sequence[str], tasks_per_node: int, clock: Clock, *, address: str, token: str = "") -> None:
-        self.token = token or secrets.token_hex(16)
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        tasks_per_node: int,
+        clock: Clock,
+        *,
+        address: str,
+        token: str = "",
+        called: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.token, self._called = token or secrets.token_hex(16), called
         self.address, self._clock = address, clock
         self._nodes = {node: index for index, node in enumerate(nodes)}
         _allow_files(len(nodes) * tasks_per_node + _SPARE_FILES)
@@ -100,7 +113,7 @@ class Conductor:
         """See Probes."""
         deadline = self._clock.monotonic() + timeout_s
         self._turn(0.0)
-        while any(self._why(member) for member in wanted) and (left := deadline - self._clock.monotonic()) > 0:
+        while any(self._why(member) for member in wanted) and (left := self._left(deadline)) > 0:
             self._turn(left)
         return self._sorted(member for member in wanted if not self._why(member))
 
@@ -139,7 +152,7 @@ class Conductor:
         for task in tasks:
             task.deadline = deadline
             self._begin(task)
-        while any(task.waiting for task in self._tasks.values()) and (left := deadline - self._clock.monotonic()) > 0:
+        while any(task.waiting for task in self._tasks.values()) and (left := self._left(deadline)) > 0:
             self._turn(left)
         for task in tasks:
             self._give_up(task, timeout_s)
@@ -216,7 +229,7 @@ class Conductor:
         deadline = self._clock.monotonic() + RETURN_S
         self._turn(0.0)
         while any(member in self._peers and self._peers[member].returns for member in members):
-            left = deadline - self._clock.monotonic()
+            left = self._left(deadline)
             if left <= 0:
                 break
             self._turn(left)
@@ -231,6 +244,10 @@ class Conductor:
             peer.why = "its process is gone"
         for task in list(self._tasks.values()):
             self._answer(task, member, Reply(ok=False, said="its process is gone"))
+
+    def _left(self, deadline: float) -> float:
+        """How long to wait now: a look's time at most, and not at all where somebody calls."""
+        return 0.0 if self._called() else min(LOOK_S, deadline - self._clock.monotonic())
 
     def _turn(self, timeout_s: float) -> None:
         """Wait for the next events, at most so long, and act on them."""
@@ -327,11 +344,13 @@ def name(member: Member) -> str:
     return f"{member[0]}/{member[1]}"
 
 
-def open_conductor(site: SiteConfig, nodes: Sequence[str], tasks_per_node: int, clock: Clock) -> Conductor:
+def open_conductor(
+    site: SiteConfig, nodes: Sequence[str], tasks_per_node: int, clock: Clock, *, called: Callable[[], bool] = lambda: False
+) -> Conductor:
     """Listen where the nodes of a site can reach this host. Raises ConfigError where there is no such address, OSError for a port."""
     wanted, default = site.fabric.rendezvous_interface, default_interface(read_routes())
     endpoint = choose_endpoint(wanted, local_interfaces(), one_node=len(nodes) == 1, default=default)
-    return Conductor(nodes, tasks_per_node, clock, address=endpoint.address)
+    return Conductor(nodes, tasks_per_node, clock, address=endpoint.address, called=called)
 
 
 def _allow_files(wanted: int) -> None:

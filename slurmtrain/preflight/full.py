@@ -50,8 +50,8 @@ def measure(  # noqa: PLR0917 doors first, as everywhere
     called: Callable[[], bool] = lambda: False,
     record: bool = False,
 ) -> FullResult:
-    """Measure these nodes, in this order. `called`: whether somebody wants this process for something else: nothing is concluded then;
-    `record`: groups of all sizes are measured, for a baseline.
+    """Measure these nodes, in this order. `say`: hears what is worth a note, not the findings; `called`: whether somebody wants this
+    process for something else: nothing is concluded then; `record`: groups of all sizes are measured, for a baseline.
     """
     ledger = Ledger(probes, nodes, request, baseline, clock, say, called=called, record=record)
     try:

@@ -116,7 +116,6 @@ class Ledger:
         one = Finding(node, check, grade, said, remedy, item, peer)
         if one not in self.findings:
             self.findings.append(one)
-            self._say(f"node {node}: {one}")
         if grade in OUT:
             self._out.add(node)
 

@@ -25,6 +25,7 @@ with 8 NICs each, all healthy, has 74 % of nominal at 16 GiB and 12.5 % at 16 Mi
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -124,7 +125,7 @@ def _below_peers(values: Mapping[K, float], share: float) -> dict[K, tuple[float
         return {}
     ordered, found = sorted(values.values()), dict[K, tuple[float, float, str]]()
     for key, value in values.items():
-        if value < share * (healthy := _median_without(ordered, ordered.index(value))):
+        if value < share * (healthy := _median_without(ordered, bisect_left(ordered, value))):
             found[key] = (value, healthy, f"the median of {peers} others")
     return found
 

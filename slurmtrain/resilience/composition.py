@@ -11,6 +11,8 @@ from slurmtrain.clock import Clock
 from slurmtrain.config.keeping import outlives_nodes
 from slurmtrain.config.stored import read_job, read_plan, read_site
 from slurmtrain.errors import LaunchError
+from slurmtrain.preflight.ledger import FullResult
+from slurmtrain.preflight.measuring import measure_on
 from slurmtrain.resilience.agent_steps import LocalStarter, SrunStarter, Starter, StepAgents
 from slurmtrain.resilience.agents import Agents, NoAgents
 from slurmtrain.resilience.allocation import Allocation, LocalAllocation, SlurmAllocation
@@ -30,7 +32,7 @@ from slurmtrain.steps.srun import SrunLauncher
 class Composition:
     """All that a supervisor touches. `client` None: no Slurm here. `command`: what each rank runs instead of the trainer.
 
-    `numbers`: of the orders to the agents, whoever gives them.
+    `numbers`: of the orders to the agents, whoever gives them; `measure`: what a full preflight measures nodes by.
     """
 
     setup: Setup
@@ -46,6 +48,7 @@ class Composition:
     command: tuple[str, ...] | None = None
     agents: Agents = field(default_factory=NoAgents)
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    measure: Callable[..., FullResult] = measure_on
 
     @property
     def run(self) -> RunDir:

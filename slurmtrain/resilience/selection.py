@@ -13,6 +13,7 @@ from slurmtrain.errors import LaunchError, one_line
 from slurmtrain.fabric.resize import fewest, resize
 from slurmtrain.fabric.topology import in_segments, segment_nodes
 from slurmtrain.preflight.asking import Check, CheckResult, Wanted, write_nonce
+from slurmtrain.preflight.history import Level
 from slurmtrain.preflight.judge import Expected, NodeFault
 from slurmtrain.preflight.report import findings_of
 from slurmtrain.preflight.request import Request
@@ -22,6 +23,7 @@ from slurmtrain.resilience.classify import Verdict
 from slurmtrain.resilience.composition import Composition
 from slurmtrain.resilience.examination import placed, read_examination
 from slurmtrain.resilience.exclude import Blame, avoid, read_exclusions, unfit
+from slurmtrain.resilience.measuring import measured
 from slurmtrain.resilience.needs import needs_of
 from slurmtrain.resilience.nodes import Learnt, Standing, silent_nodes, stand, stepped_in
 from slurmtrain.resilience.placement import Chosen, check_grant, choose, expected_memory
@@ -101,12 +103,16 @@ def check(c: Composition, record: AttemptRecord, learnt: Learnt) -> tuple[Attemp
     Raises LaunchError, PlacementError, OSError.
     """
     there = standing(c, learnt, c.allocation.look())
-    result = _check_nodes(c, record, there, learnt)
+    request = _request(c, record, fresh=learnt.attempts > 1)
+    result = _check_nodes(c, record, there, learnt, request)
+    made = measured(c, record.attempt, request, result, there.usable, again=learnt.attempts > 1)
+    result = made.result
     if result.interrupted:
         return stopped_by(c, "stopped before the ranks were started")
     fit = result.fit(there.usable)
     if c.setup.job.preflight != "off":
-        remember(c, there.usable, findings_of(result), level="quick", seconds=result.seconds)
+        level: Level = "full" if made.measured else "quick"
+        remember(c, there.usable, findings_of(result), level=level, seconds=result.seconds, figures=made.full.figures)
     _learn(c, record, learnt, result, passed=len(fit))
     if len(fit) < least_nodes(c):
         return _too_few(result)
@@ -157,10 +163,9 @@ def avoid_nodes(c: Composition, blames: Sequence[Blame], attempt: int) -> None:
         c.say(f"cannot write {c.run.exclude_json}: {one_line(str(error))}: nodes are avoided in this start of the job alone")
 
 
-def _check_nodes(c: Composition, record: AttemptRecord, there: Standing, learnt: Learnt) -> CheckResult:
+def _check_nodes(c: Composition, record: AttemptRecord, there: Standing, learnt: Learnt, request: Request) -> CheckResult:
     attempt, setup = c.run.attempt(record.attempt), c.setup
     in_slurm = bool(c.allocation.job_id)
-    request = _request(c, record, fresh=learnt.attempts > 1)
     c.disk.write(attempt.request, request.to_json())
     expected = Expected(
         nodes=there.usable,

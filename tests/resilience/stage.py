@@ -11,6 +11,7 @@ from typing import Any
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.preflight.answer import NodeAnswer, describe
+from slurmtrain.preflight.measuring import measure_on
 from slurmtrain.resilience.allocation import SlurmAllocation
 from slurmtrain.resilience.composition import Composition, read_setup
 from slurmtrain.resilience.records import AttemptRecord, read_attempt
@@ -89,6 +90,7 @@ class Stage:
         self.over, self.missing = False, False
         self.specs: list[StepSpec] = []
         self.signals = Signals(self.clock.monotonic)
+        self.measure = measure_on
 
     # --- what the test arranges
 
@@ -212,6 +214,7 @@ class Stage:
                 say=self.lines.append,
                 foreground=foreground,
                 agents=self.agents,
+                measure=self.measure,
             )
         )
 
