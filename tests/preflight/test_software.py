@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import time
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -110,8 +111,17 @@ class TestMpi:
         slow = request(python=interpreter("exec tail -f /dev/null"), site={"preflight": {"timeout_s": 0.4}})
         assert mpi.look(MACHINE, slow) == {"error": "no answer in 0.3 s"}
 
-    def test_a_script_that_needs_none_is_not_held_to_it(self):
+    def test_the_sites_library_is_named_as_for_the_ranks(self):
+        wish = request(site={"python": {"mpi4py_libmpi": "/opt/mpi/libmpi.so"}})
+        assert "/opt/mpi/libmpi.so" in mpi.look(MACHINE, wish)["error"]
+
+    def test_a_script_that_needs_none_and_a_node_outside_of_a_job_are_not_held_to_it(self):
         assert not mpi_library.CHECK.wanted(request(packages=()))
+        modules = request(site={"environment": {"modules": ["openmpi"]}}, python="python3")
+        alone = replace(modules, nonce="")
+        assert (mpi_library.CHECK.wanted(modules), mpi_library.CHECK.wanted(alone)) == (True, False)
+        assert (software_there.CHECK.wanted(modules), software_there.CHECK.wanted(alone)) == (True, False)
+        assert mpi_library.CHECK.wanted(replace(request(), nonce=""))
 
 
 class TestCommands:

@@ -11,6 +11,7 @@ from slurmtrain.preflight.checks._majority import odd_ones, spread
 from slurmtrain.preflight.finding import Trouble
 from slurmtrain.preflight.parts import Check, Facts
 from slurmtrain.preflight.request import Request
+from slurmtrain.preflight.sources.software import asked
 
 _REMEDY = "use one interpreter on a file system that all nodes see, or install the same on all of them"
 
@@ -25,4 +26,4 @@ def compare(facts: Mapping[str, Facts], request: Request) -> Iterator[tuple[str,
             yield node, Trouble("fail", words, _REMEDY, name)
 
 
-CHECK = Check("software-equal", "software", "the ranks' packages have the same versions on all nodes", compare=compare)
+CHECK = Check("software-equal", "software", "the ranks' packages have the same versions on all nodes", compare=compare, wanted=asked)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from slurmtrain.preflight.finding import Trouble
 from slurmtrain.preflight.parts import Check, Facts
 from slurmtrain.preflight.request import Request
+from slurmtrain.preflight.sources.software import asked
 
 _ABSENT = {"version": "", "there": False}
 
@@ -25,4 +26,4 @@ def judge(facts: Facts, request: Request) -> Iterator[Trouble]:
         yield Trouble("fail", f"it has no {', '.join(absent)}", remedy, facts["python"])
 
 
-CHECK = Check("software", "software", "the interpreter of the ranks starts, has their packages, and sees the code", judge)
+CHECK = Check("software", "software", "the interpreter of the ranks starts, has their packages, and sees the code", judge, wanted=asked)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 from slurmtrain.errors import one_line
 from slurmtrain.preflight.machine import Machine
 from slurmtrain.preflight.parts import Facts, Source
 from slurmtrain.preflight.request import Request
+from slurmtrain.preflight.sources._job import modules_loaded
 from slurmtrain.preflight.sources._limits import within
 from slurmtrain.shell import RC_TIMED_OUT
 
@@ -22,12 +24,14 @@ _NAME_CHARS = 60
 
 
 def asked(request: Request) -> bool:
-    """A script of the user's own may do without."""
-    return "mpi4py" in request.packages
+    """A script of the user's own may do without; and where a module brings MPI, only a job can tell."""
+    return "mpi4py" in request.packages and modules_loaded(request)
 
 
 def look(machine: Machine, request: Request) -> Facts:
-    limit = within(request)
+    limit, named = within(request), request.site.python.mpi4py_libmpi
+    if named is not None:
+        machine = replace(machine, environ={"MPI4PY_LIBMPI": named, **machine.environ})
     done = machine.run(request.python or sys.executable, "-c", _ASK, timeout_s=limit)
     if done.rc == RC_TIMED_OUT:
         return {"error": f"no answer in {limit:g} s"}

@@ -12,9 +12,15 @@ from slurmtrain.preflight.answer import PACKAGES
 from slurmtrain.preflight.machine import Machine
 from slurmtrain.preflight.parts import Facts, Source
 from slurmtrain.preflight.request import Request
+from slurmtrain.preflight.sources._job import modules_loaded
 from slurmtrain.preflight.sources._limits import within
 from slurmtrain.preflight.sources._versions import seen
 from slurmtrain.shell import RC_TIMED_OUT
+
+
+def asked(request: Request) -> bool:
+    """Where a module brings the interpreter, only a job can tell."""
+    return "/" in (request.python or sys.executable) or modules_loaded(request)
 
 
 def look(machine: Machine, request: Request) -> Facts:
@@ -46,4 +52,4 @@ def _interpreter(machine: Machine, request: Request) -> dict[str, Any]:
         return {"error": one_line((done.err.strip().splitlines() or [f"exit code {done.rc}"])[-1], 160)}
 
 
-SOURCE = Source("software", look, "the folder of the interpreter, or of the code, hangs: look at its file system")
+SOURCE = Source("software", look, "the folder of the interpreter, or of the code, hangs: look at its file system", asked)
