@@ -16,13 +16,14 @@ In this order; the first that holds is the outcome:
 | every rank of a node is without a record | node_failure once Slurm says so; failed when it calls the node healthy |
 | the launcher itself was ended by a signal | failed: that signal |
 | some rank of a node is without a record | failed, the first such rank |
+| some `finished`, the others lost them | failed, the first that left |
 | only lost peers | failed, the first of them |
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurmtrain.errors import one_line
 from slurmtrain.resilience.hang_types import Hang
@@ -107,7 +108,11 @@ def classify(e: Evidence) -> Verdict:
     for decide in ways:
         if verdict := decide(e):
             return verdict
-    first = min(e.records.values(), key=lambda r: r.rank)
+    early = min((r for r in e.records.values() if r.kind == "finished"), key=lambda r: r.rank, default=None)
+    first = min((r for r in e.records.values() if r.kind != "finished"), key=lambda r: r.rank)
+    if early is not None:
+        early_end = f"ended with code 0 before the others, which lost it: {first.error}"
+        return replace(_of_record("failed", early, e.records, early_end), category="rank_crash")
     return _of_record("failed", first, e.records, f"{first.error}; no rank left an error of its own: a rank or the network hangs")
 
 
@@ -133,7 +138,7 @@ def _from_faults(e: Evidence) -> Verdict | None:
 
 def _from_agreement(e: Evidence) -> Verdict | None:
     kinds = {r.kind for r in e.records.values()}
-    if "finished" in kinds and (e.complete or not e.missing()):
+    if "finished" in kinds and (e.complete or (kinds == {"finished"} and not e.missing())):
         early = any(r.kind == "finished" and r.error == "target" for r in e.records.values())
         return Verdict("finished", "its target was reached" if early else "all steps done", step=_step(e.records))
     if "stopped" not in kinds:

@@ -80,7 +80,7 @@ def evidence_of(c: Composition, record: AttemptRecord, watched: Watched, tracker
         spoke=spoke,
         asked=watched.asked,
         down=_down_now(c, record, spoke=spoke),
-        complete=c.setup.job.steps is not None and durable_step(c) == c.setup.job.steps,
+        complete=last_step_is_saved(c),
         log=last_words(attempt, words),
         ended_because=watched.ended_because,
         launcher_signal=_signal_name(step.poll()),
@@ -131,6 +131,11 @@ def _tail(path: Path) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def last_step_is_saved(c: Composition) -> bool:
+    """Whether the run's last checkpoint is there. A script that does not say how many steps it makes has no last one."""
+    return c.setup.job.steps is not None and durable_step(c) == c.setup.job.steps
 
 
 def durable_step(c: Composition) -> int | None:

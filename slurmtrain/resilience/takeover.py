@@ -13,7 +13,7 @@ from slurmtrain.resilience.classify import Evidence, Verdict, classify
 from slurmtrain.resilience.composition import Composition
 from slurmtrain.resilience.ending import End
 from slurmtrain.resilience.faulted import log_end, log_missed, missed_outcome
-from slurmtrain.resilience.judgement import durable_step
+from slurmtrain.resilience.judgement import last_step_is_saved
 from slurmtrain.resilience.nodes import Learnt
 from slurmtrain.resilience.ranks import rank_spec
 from slurmtrain.resilience.records import AttemptRecord, Outcome, Owner, close_attempt, read_attempts, read_owner
@@ -77,8 +77,7 @@ def _end_left(c: Composition, record: AttemptRecord) -> bool:
 def _verdict(c: Composition, record: AttemptRecord, *, left: bool) -> Verdict:
     """What the ranks agreed on is believed; of all else the supervisor's end was the cause."""
     records = read_exit_records(c.run.attempt(record.attempt).exit_dir)
-    complete = durable_step(c) == c.setup.job.steps
-    seen = Evidence(record.nodes, record.tasks_per_node, records, spoke=True, down=frozenset(), complete=complete)
+    seen = Evidence(record.nodes, record.tasks_per_node, records, spoke=True, down=frozenset(), complete=last_step_is_saved(c))
     verdict = classify(seen)
     if records and verdict.kind in _BELIEVED:
         return verdict

@@ -173,6 +173,20 @@ ROWS = [
         "launch",
         says="start_timeout_s",
     ),
+    Row(
+        "one left with 0 at once, the others waited until a person stopped them",
+        evidence(record(1, "finished"), *[record(rank, "stopped", "stop") for rank in (0, 2, 3)], asked="stop"),
+        "stopped",
+    ),
+    Row(
+        "one left with 0 at once, the others lost it",
+        evidence(record(1, "finished"), *lost(0, 2, 3)),
+        "failed",
+        1,
+        "n1",
+        "ended with code 0 before",
+    ),
+    Row("the others lost one that had finished, all is saved", evidence(record(1, "finished"), *lost(0, 2, 3), complete=True), "finished"),
     Row("only lost peers", evidence(*every("error", PEER)), "failed", 0, "n1", "no rank left an error of its own"),
     Row("one more rank", evidence(*[record(r, "error", "ValueError: bad") for r in (0, 1)]), "failed", 0, "n1", "(and 1 more rank)"),
 ]

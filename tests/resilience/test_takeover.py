@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from slurmtrain.resilience.judgement import last_step_is_saved
 from slurmtrain.resilience.records import read_attempts
 from slurmtrain.resilience.signals import Signals
 from tests.resilience.stage import Stage
@@ -56,6 +59,12 @@ def test_ranks_that_finished_without_it_are_believed(tmp_path):
     assert (summary.code, summary.outcome) == (0, "finished")
     assert stage.run.finished.exists()
     assert len([spec for spec in stage.specs if spec.mpi is not None]) == 1
+
+
+def test_a_script_that_does_not_say_how_many_steps_it_makes_has_no_last_checkpoint():
+    """Broken: no last step and no checkpoint were equal, and one rank that left with 0 before the supervisor was killed ended the run."""
+    job = SimpleNamespace(steps=None, entry=None)
+    assert not last_step_is_saved(SimpleNamespace(setup=SimpleNamespace(job=job), run=None))
 
 
 def test_an_attempt_that_was_closed_is_left_as_it_is(tmp_path):
