@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 
+from slurmtrain.errors import SlurmError
 from slurmtrain.resilience.budget import (
     Allowed,
     Exhausted,
@@ -36,8 +37,20 @@ def barred_link(c: Composition) -> Barred | None:
     if c.setup.job.slurm.continuation != "chain" or not c.allocation.job_id:
         return None
     records = read_attempts(c.run)
-    by_person = cancelled(read_acts(c.run), c.allocation.job_id)
+    by_person = cancelled(read_acts(c.run), c.allocation.job_id) or _link_before_was_cancelled(c)
     return barred(c.allocation.job_id, read_budget(c.run), records[-1] if records else None, cancelled=by_person)
+
+
+def _link_before_was_cancelled(c: Composition) -> bool:
+    """Whether a person's scancel ended the link before this one: it may have come while no supervisor lived to write it down."""
+    array, _, own = c.allocation.job_id.partition("_")
+    if c.client is None or not own.isdecimal() or int(own) < 1:
+        return False
+    try:
+        job = c.client.job(f"{array}_{int(own) - 1}")
+    except SlurmError:
+        return False
+    return job is not None and job.state == "CANCELLED"
 
 
 def open_account(c: Composition) -> Exhausted | None:

@@ -3,7 +3,7 @@
 | what a link finds, of its own array | it ends with |
 |---|---|
 | FINISHED, or STOP (the supervisor's own gates, of every job) | 0 |
-| a person cancelled: by `slurmtrain cancel`, or the newest attempt by scancel | 0 |
+| a person cancelled: by `slurmtrain cancel`, the newest attempt by scancel, or the link before, as Slurm says | 0 |
 | the budget is spent, or the configuration was refused | 93 |
 | anything else | it makes the next attempt |
 """
@@ -28,7 +28,7 @@ class Barred:
 
 
 def barred(job_id: str, spent: Spent, newest: AttemptRecord | None, *, cancelled: bool) -> Barred | None:
-    """The table above. `cancelled`: by `slurmtrain cancel`, since the array was submitted; `newest`: the newest attempt of the run."""
+    """The table above. `cancelled`: by a person, since the array was submitted; `newest`: the newest attempt of the run."""
     array = job_id.partition("_")[0]
     ended = newest.outcome if newest is not None and newest.job_id.partition("_")[0] == array else None
     if cancelled or (ended is not None and ended.category == "cancelled"):

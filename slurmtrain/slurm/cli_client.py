@@ -34,7 +34,8 @@ _ANYTHING = re.compile("")
 _NEVER = re.compile(r"(?!)")
 _NO_LONGER_WAITS = re.compile(r"no longer pending execution", re.IGNORECASE)
 _UNKNOWN_NODE = re.compile(r"\bnot found\b")
-_UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
+_UNKNOWN_JOB = re.compile(r"invalid job id|^Job \S+ not found", re.IGNORECASE | re.MULTILINE)
+"""The second of a member that is forgotten while others of its array are there."""
 _PENDING = re.compile(r"job is pending execution", re.IGNORECASE)
 _OVER = re.compile(r"invalid job id|already completing or completed|job/step already|: no error", re.IGNORECASE)
 _REFUSED_FOR_NOW = re.compile(

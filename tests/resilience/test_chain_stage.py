@@ -72,6 +72,16 @@ def test_the_last_link_that_is_stopped_says_that_the_chain_is_at_its_end(chain):
     assert "this was the last link" in chain.stage.lines[-1]
 
 
+def test_scancel_of_a_link_whose_supervisor_could_not_write_it_down_ends_the_chain(chain):
+    """It was killed and not back yet, or had only begun: Slurm knows."""
+    noticed(chain, 1)
+    chain.link(1)
+    chain.stage.slurm.put(replace(chain.job, job_id=f"{chain.array}_2", state="CANCELLED"))
+    assert chain.link(3).code == 0
+    assert chain.ends() == [("1", "time_limit")]
+    assert "a person cancelled the chain" in chain.stage.lines[-1]
+
+
 @pytest.mark.parametrize("what", ["FINISHED", "STOP"])
 def test_a_link_that_finds_the_end_does_nothing(chain, what):
     (chain.stage.run.path / what).write_text("{}")

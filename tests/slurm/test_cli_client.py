@@ -24,6 +24,7 @@ LIMIT = Said(
 )
 BUSY = Said("", "sbatch: error: Batch job submission failed: Resource temporarily unavailable\n", 1)
 NO_JOB = Said("", "slurm_load_jobs error: Invalid job id specified\n", 1)
+NO_MEMBER = Said("Job 12_1 not found\n", "", 1)
 
 
 def recorded(name: str) -> str:
@@ -161,9 +162,10 @@ def test_one_job(client_of):
     assert "SQUEUE_FORMAT" not in shell.calls[0].env
 
 
-def test_a_job_that_slurmctld_has_forgotten_is_none(client_of):
-    client, _ = client_of({("scontrol",): NO_JOB})
-    assert client.job("9999") is None
+@pytest.mark.parametrize(("said", "job_id"), [(NO_JOB, "9999"), (NO_MEMBER, "12_1")])
+def test_a_job_that_slurmctld_has_forgotten_is_none(client_of, said, job_id):
+    client, _ = client_of({("scontrol",): said})
+    assert client.job(job_id) is None
 
 
 def test_an_array_by_its_id_is_what_still_waits_and_a_member_by_its_own(client_of):
