@@ -124,6 +124,10 @@ class SilentCorruptionError(SlurmtrainError):
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """The text as one line of at most `limit` characters, for stderr and records."""
+    """The text as one line of at most `limit` characters, for stderr and records.
+
+    What a terminal would obey instead of showing it (a program's binary output, colours) is shown as U+FFFD.
+    """
     flat = " ".join(text.split())
+    flat = flat if flat.isprintable() else "".join(one if one.isprintable() else "\ufffd" for one in flat)
     return flat if len(flat) <= limit else flat[: limit - 3] + "..."

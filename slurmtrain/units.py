@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+_STEP_DIGITS = 18
+"""64 bits hold any such number: heartbeats do."""
 _SUFFIX_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZE = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
@@ -37,6 +39,16 @@ def parse_duration(text: str | int) -> int:
     if len(nums) == 2:
         return nums[0] * 60 + nums[1]
     return nums[0] * 3600 + nums[1] * 60 + nums[2]
+
+
+def parse_step(text: str) -> int | None:
+    """A step's number as a script, or a file's name, tells it; None for what is no number, or none that a run could reach.
+
+    >>> parse_step(" 400 "), parse_step("-5"), parse_step("9" * 19)
+    (400, None, None)
+    """
+    digits = text.strip()
+    return int(digits) if digits.isdecimal() and len(digits) <= _STEP_DIGITS else None
 
 
 def format_duration(seconds: float) -> str:

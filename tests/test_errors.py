@@ -46,7 +46,13 @@ def test_a_config_error_keeps_its_line_and_fields_on_its_way_through_submitit(co
 
 @pytest.mark.parametrize(
     ("text", "limit", "line"),
-    [("a\n  b\tc ", 300, "a b c"), ("", 300, ""), ("x" * 10, 10, "x" * 10), ("x" * 11, 10, "x" * 7 + "...")],
+    [
+        ("a\n  b\tc ", 300, "a b c"),
+        ("", 300, ""),
+        ("x" * 10, 10, "x" * 10),
+        ("x" * 11, 10, "x" * 7 + "..."),
+        ("\x1b[2Jä\x00\x07b", 300, "\ufffd[2Jä\ufffd\ufffdb"),
+    ],
 )
 def test_one_line(text, limit, line):
     assert one_line(text, limit) == line

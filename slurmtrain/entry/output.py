@@ -14,6 +14,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurmtrain.units import parse_step
+
 _ENDS = re.compile(rb"\r\n|\n|\r")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _RANK = re.compile(r"^\[(?:default\d+|rank\d+)\]:\s?")
@@ -68,9 +70,10 @@ def told_in(line: bytes | str, pattern: re.Pattern[str]) -> Told | None:
     form = pattern.search(plain(line))
     said = form.groupdict() if form else {}
     step = said.pop("step", None)
-    if step is None or not step.strip().isdecimal():
+    number = parse_step(step or "")
+    if number is None:
         return None
-    return Told(int(step), {name: _number(value) for name, value in said.items() if value is not None})
+    return Told(number, {name: _number(value) for name, value in said.items() if value is not None})
 
 
 def _number(text: str) -> Any:

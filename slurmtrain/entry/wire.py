@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.telemetry.stackdump import listen_for_stacks
+from slurmtrain.units import parse_step
 
 PIPE_VARIABLE = "SLURMTRAIN_ENTRY_PIPE"
 STOP_VARIABLE = "SLURMTRAIN_ENTRY_STOP"
@@ -80,8 +81,16 @@ class Word:
         """None for what is no word."""
         try:
             raw = json.loads(line)
-            step = None if raw.get("step") is None else int(raw["step"])
+            step = None if raw.get("step") is None else _step(raw["step"])
             durable = Path(raw["durable"]) if raw.get("durable") else None
             return cls(step, str(raw.get("phase", "step")), dict(raw.get("metrics") or {}), durable, raw.get("listens") is True)
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
+
+
+def _step(raw: Any) -> int:
+    """Raises ValueError for a number that no heartbeat holds; less than nothing is nothing."""
+    step = max(0, int(raw))
+    if parse_step(str(step)) is None:
+        raise ValueError(f"{step} is no step")
+    return step

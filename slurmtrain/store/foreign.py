@@ -15,6 +15,7 @@ from pathlib import Path
 from slurmtrain.atomic import Disk, to_json
 from slurmtrain.config.entry import EntryConfig, parts
 from slurmtrain.rundir import RunDir
+from slurmtrain.units import parse_step
 
 TOLD_VERSION = 1
 _NUMBER = re.compile(r"\s*(\d{1,18})\s*")
@@ -63,8 +64,8 @@ def _walk(
         return
     for name in _names(folder):
         if form := re.fullmatch(part, name):
-            told = form.groupdict().get("step")
-            here = (int(told), folder / name) if told and told.isdecimal() else (step, told_by)
+            told = parse_step(form.groupdict().get("step") or "")
+            here = (told, folder / name) if told is not None else (step, told_by)
             yield from _walk(folder / name, below, *here)
 
 

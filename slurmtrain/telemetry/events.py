@@ -40,7 +40,7 @@ class Event:
 
     def to_line(self) -> str:
         """One JSON line; a number that JSON has no word for (NaN, inf) becomes text."""
-        safe = {name: _speakable(value) for name, value in self.fields.items()}
+        safe = {name: _speakable(value) for name, value in self.fields.items() if name not in _HEAD}
         head = {"v": EVENT_VERSION, "t": self.t, "attempt": self.attempt, "rank": self.rank, "kind": self.kind}
         return json.dumps({**head, **safe}, separators=(",", ":"), allow_nan=False) + "\n"
 

@@ -49,7 +49,7 @@ class EventSink:
         """Events that did not reach the file."""
         return self._lost
 
-    def emit(self, kind: str, **fields: Any) -> None:
+    def emit(self, kind: str, /, **fields: Any) -> None:
         """Queue an event; returns at once, raises nothing. After `close`, and when the queue is full, it is counted as lost."""
         if self._closed:
             self._lose(1, "the sink is closed")

@@ -17,7 +17,9 @@ from slurmtrain.entry.ending import Left, ending_of
 from slurmtrain.entry.meeting import Meeting, await_meeting, hold_port, port_of, publish
 from slurmtrain.entry.output import Lines, Tail, Told, told_in
 from slurmtrain.entry.place import Place, find_place, torchrun_variables
+from slurmtrain.entry.wire import Word
 from slurmtrain.errors import LaunchError
+from slurmtrain.telemetry.events import Event
 from tests.entry.stand import begin, script_run
 from tests.test_layers import loaded_after
 
@@ -142,6 +144,33 @@ TITAN = (
 )
 def test_lines_of_trainers_that_are_known_by_name(convention, line, told):
     assert told_in(line, re.compile(CONVENTIONS[convention]["progress"])) == told
+
+
+@pytest.mark.parametrize("line", ["step -5", "step " + "9" * 30, "step " + "9" * 5000])
+def test_a_number_that_no_run_reaches_is_no_step(line):
+    """Broken: a word of a script's, too great for a heartbeat, ended the process beside it, and so the rank."""
+    assert told_in(line, re.compile(r"step (?P<step>\S+)")) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ('{"step":3}', 3),
+        ('{"step":-1}', 0),
+        ('{"step":1e400}', None),
+        (f'{{"step":{"9" * 30}}}', None),
+        ("[" * 4000, None),
+        ('{"step":"x"}', None),
+    ],
+)
+def test_a_word_that_is_none_is_passed_over(line, step):
+    word = Word.from_line(line)
+    assert (word.step if word else None) == step
+
+
+def test_what_a_script_names_like_a_part_of_an_event_changes_no_event():
+    line = Event("step", 12.5, 1, 0, {"t": "noon", "rank": 9, "loss": 2.0}).to_line()
+    assert Event.from_line(line) == Event("step", 12.5, 1, 0, {"loss": 2.0})
 
 
 def test_lines_come_whole_however_the_bytes_come():

@@ -43,6 +43,11 @@ def test_the_highest_number_is_the_newest_and_what_does_not_fit_whole_is_left_ou
     assert newest_seen(run, pattern) == 10
 
 
+def test_a_number_that_no_run_reaches_is_no_step(run):
+    touch(run, "checkpoints/step-10.pt", f"checkpoints/step-{'9' * 30}.pt")
+    assert newest_foreign(run, entry(checkpoint=r"checkpoints/step-(?P<step>\d+)\.pt")) == Foreign(10, run.checkpoints / "step-10.pt")
+
+
 def test_a_folder_counts_once_what_closes_it_is_there(run):
     """torchtitan: DCP writes .metadata last."""
     touch(run, "outputs/checkpoint/step-10/.metadata", "outputs/checkpoint/step-20/__0_0.distcp")
