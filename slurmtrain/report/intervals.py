@@ -174,7 +174,7 @@ def _working(told: Told, is_lost: Callable[[int], bool]) -> Iterator[Claim]:
     if at is None:
         return
     if told.over is not None:
-        yield at, told.over, "checkpoint"
+        yield at, told.over, "checkpoint" if last is not None else "build"  # nothing was trained that could be saved
     elif last is not None:
         yield at, at + told.saves.get(last.step, 0), "checkpoint"
 

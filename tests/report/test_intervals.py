@@ -188,6 +188,12 @@ def test_a_script_that_tells_every_tenth_step():
     assert accounts(history).kept_steps == 11
 
 
+def test_a_script_that_made_no_step_until_it_was_stopped_has_saved_nothing():
+    events = tell([start(1, 12), event(1, 70, "stop", step=0)])
+    found = [(one.kind, one.took / SECOND) for one in timeline(Story([attempt(1, 10, 72)], [], events))]
+    assert found == [("startup", 2), ("build", 58), ("ending", 2)]
+
+
 def test_lines_that_are_torn_or_foreign_are_passed_over(tmp_path):
     lines = [one.to_line() for one in (start(1, 10), step(1, 20, 1), step(1, 30, 2))]
     path = tmp_path / "node-000.jsonl"
