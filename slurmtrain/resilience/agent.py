@@ -3,7 +3,8 @@
 Orders come in by standard input, reports go out by standard output (agentwire.py). It looks at the ranks' heartbeats and processes, has
 a thread ask whether the shared folder answers, and never waits for anything itself: what takes time is done in threads, and what
 nobody takes from its output is dropped. When the supervisor is gone (presence.py) it ends the ranks of its node and leaves; a deputy
-(deputy.py) sees to the job before it goes.
+(deputy.py) sees to the job before it goes. A supervisor that lives and says nothing (stopped, stuck) is ended by the agent of its own
+node, so that the batch script starts it again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import select
 import selectors
 import signal
 import sys
@@ -18,6 +20,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from slurmtrain.clock import Clock, SystemClock
 from slurmtrain.errors import one_line
@@ -42,7 +46,9 @@ Deed = Callable[[Order], str]
 
 @dataclass(frozen=True)
 class Charge:
-    """What an agent is told at its start. `crowd`: how many agents there are; `deputies`: nodes whose agents act for the supervisor."""
+    """What an agent is told at its start. `crowd`: how many agents there are; `deputies`: nodes whose agents act for the supervisor;
+    `supervisor`: PID@NODE of one that is started again when it is ended; empty: it is not.
+    """
 
     run: RunDir
     node: str
@@ -50,6 +56,7 @@ class Charge:
     silence_s: float = SILENCE_S
     orphan_s: float = ORPHAN_S
     deputies: tuple[str, ...] = ()
+    supervisor: str = ""
 
     @property
     def report_s(self) -> float:
@@ -186,24 +193,26 @@ def charge_of(argv: Sequence[str], environ: Mapping[str, str]) -> Charge:
     run, *words = argv
     given = dict(zip(words[::2], words[1::2], strict=True))
     deputies = tuple(filter(None, given.pop("--deputies", "").split(",")))
+    supervisor = given.pop("--supervisor", "")
     numbers = {name[2:].replace("-", "_"): float(value) for name, value in given.items()}
     crowd = int(numbers.pop("crowd", 1))
     if set(numbers) - {"silence_s", "orphan_s"}:
         raise ValueError(f"unknown: {' '.join(sorted(numbers))}")
-    return Charge(RunDir(Path(run)), node_name(environ), crowd, deputies=deputies, **numbers)
+    return Charge(RunDir(Path(run)), node_name(environ), crowd, deputies=deputies, supervisor=supervisor, **numbers)
 
 
 def words_of(charge: Charge) -> tuple[str, ...]:
     """The command line of a charge, its node apart."""
     options = {"--crowd": charge.crowd, "--silence-s": charge.silence_s, "--orphan-s": charge.orphan_s}
     deputies = ("--deputies", ",".join(charge.deputies)) if charge.deputies else ()
-    return (str(charge.run.path), *(word for name, value in options.items() for word in (name, str(value))), *deputies)
+    supervisor = ("--supervisor", charge.supervisor) if charge.supervisor else ()
+    return (str(charge.run.path), *(word for name, value in options.items() for word in (name, str(value))), *deputies, *supervisor)
 
 
 def serve(charge: Charge, clock: Clock) -> Word:
     """Be the agent until its time is over; "clear" when the node is to be cleared."""
     tenancy, probe = Tenancy(charge.run.path, charge.node), FolderProbe(charge.run.job_json, clock, charge.folder_s)
-    processes = Processes()
+    processes, supervisor = Processes(), supervisor_here(charge)
 
     def look(attempt: int) -> tuple[RankSight, ...]:
         beats = read_beats(heartbeat_dir(charge.run.path, attempt, charge.node))
@@ -225,6 +234,8 @@ def serve(charge: Charge, clock: Clock) -> Word:
         sweep(charge.run.path, charge.node, agent.attempt, clock=clock)
     elif agent.told:
         forget_beats(charge.run.path, charge.node, agent.attempt)
+    if word == "clear" and supervisor is not None and agent.ended_at is None and not tenancy.lost() and not _speaks():
+        end_stuck(supervisor)
     if word == "clear" and charge.node in charge.deputies:
         from slurmtrain.resilience.deputy import stand_in  # noqa: PLC0415 Slurm's client is needed on a bad day alone
 
@@ -247,6 +258,29 @@ def _listen(agent: Agent, tenancy: Tenancy, bell: int) -> Word:
                 if agent.ended_at is not None:
                     ears.unregister(0)
     return word
+
+
+def supervisor_here(charge: Charge) -> psutil.Process | None:
+    """The supervisor, where it runs on this node, and is that of this run: a number alone may mean another process in a container."""
+    pid, _, node = charge.supervisor.partition("@")
+    if not pid.isdecimal() or node != charge.node:
+        return None
+    with contextlib.suppress(psutil.Error):
+        found = psutil.Process(int(pid))
+        if found.uids().real == os.getuid() and any(word.startswith(str(charge.run.path)) for word in found.cmdline()):
+            return found
+    return None
+
+
+def _speaks() -> bool:
+    """Whether the supervisor has said something at last."""
+    return bool(select.select([0], [], [], 0)[0])
+
+
+def end_stuck(supervisor: psutil.Process) -> None:
+    """By SIGKILL: a stopped process hears nothing else. Never a process that was given its number since."""
+    with contextlib.suppress(psutil.Error):
+        supervisor.kill()
 
 
 def _write(line: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -272,17 +273,22 @@ class StepAgents:
 
 
 class SrunStarter:
-    """One step for all. `environ`: of the batch script; `deputies`: whether agents may act for a supervisor that is lost with its node."""
+    """One step for all. `environ`: of the batch script; `deputies`: whether agents may act for a supervisor that is lost with its node;
+    `restarted`: whether a supervisor that is killed is started again.
+    """
 
-    def __init__(self, setup: Setup, launcher: SrunLauncher, environ: Mapping[str, str], job_id: str, *, deputies: bool) -> None:
+    def __init__(
+        self, setup: Setup, launcher: SrunLauncher, environ: Mapping[str, str], job_id: str, *, deputies: bool, restarted: bool = False
+    ) -> None:
         self._setup, self._launcher, self._environ, self._job_id, self._deputies = setup, launcher, environ, job_id, deputies
+        self._restarted = restarted
         self._numbers, self._token = itertools.count(1), secrets.token_hex(2)
 
     def start(self, nodes: tuple[str, ...], everybody: tuple[str, ...]) -> list[Group]:
         host = self._environ.get("SLURMD_NODENAME", "")
         deputies = tuple(node for node in everybody if node != host)[:COUNT] if self._deputies else ()
         spec = StepSpec(
-            command=_command(self._setup, len(everybody), deputies),
+            command=_command(self._setup, len(everybody), deputies, f"{os.getpid()}@{host}" if self._restarted and host else ""),
             nodes=nodes,
             tasks_per_node=1,
             output=self._setup.run.agents_log,
@@ -326,7 +332,7 @@ class LocalStarter:
         return groups
 
 
-def _command(setup: Setup, crowd: int, deputies: tuple[str, ...]) -> tuple[str, ...]:
+def _command(setup: Setup, crowd: int, deputies: tuple[str, ...], supervisor: str = "") -> tuple[str, ...]:
     silence_s = float(setup.site.timeouts.supervisor_silence_s)
-    charge = Charge(setup.run, "", crowd, silence_s, silence_s / 2, deputies)
+    charge = Charge(setup.run, "", crowd, silence_s, silence_s / 2, deputies, supervisor)
     return (setup.python, "-m", "slurmtrain.resilience.agent", *words_of(charge))

@@ -87,7 +87,7 @@ def compose(
         srun = SrunLauncher(shell, clock, environ, client)
         allocation, launcher = SlurmAllocation(client, clock, environ), srun
         deputies = not foreground and outlives_nodes(setup.job, setup.site)
-        starter = SrunStarter(setup, srun, environ, allocation.step_job_id, deputies=deputies)
+        starter = SrunStarter(setup, srun, environ, allocation.step_job_id, deputies=deputies, restarted=not foreground)
     else:
         raise LaunchError(
             f"site {setup.site.name} starts ranks by srun, and this is no Slurm job: use `slurmtrain submit`, or salloc first"

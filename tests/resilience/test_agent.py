@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -170,7 +171,7 @@ def test_a_stall_is_reported_with_its_length():
 
 
 def test_the_command_line_there_and_back():
-    charge = replace(CHARGE, crowd=1000, deputies=("n2", "n3"))
+    charge = replace(CHARGE, crowd=1000, deputies=("n2", "n3"), supervisor="4711@n1")
     assert charge_of(words_of(charge), {"SLURMD_NODENAME": "n2"}) == charge
     assert charge_of(["/runs/r"], {"SLURMTRAIN_NODE": "local-1", "SLURMD_NODENAME": "n2"}).node == "local-1"
     for words in ([], ["/r", "--crowd"], ["/r", "--crowd", "x"], ["/r", "--what", "1"]):
@@ -230,6 +231,16 @@ def rank(run):
     yield child
     child.kill()
     child.communicate()
+
+
+@pytest.fixture
+def stopped(run):
+    """A supervisor of the run that has been stopped."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(run.submit)])
+    os.kill(child.pid, signal.SIGSTOP)
+    yield child
+    child.kill()
+    child.wait()
 
 
 def listen(talk: Talk, wanted, limit_s: float = 15) -> NodeReport:
@@ -351,3 +362,20 @@ def test_it_loads_little():
     count, *loaded = done.stdout.split()
     assert loaded == []
     assert int(count) < 260
+
+
+def test_a_supervisor_that_says_nothing_is_ended_by_the_agent_of_its_node(run, speak, stopped):
+    """Broken: its ranks were ended, its script waited for it, and the job ran on with nothing until its time limit."""
+    agent = speak("--silence-s", "1", "--supervisor", f"{stopped.pid}@n1")
+    assert agent.wait(15) == 0
+    assert stopped.wait(5) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("why", ["another node", "another run's", "its input has ended"])
+def test_no_agent_ends_what_is_no_stuck_supervisor_of_its_own_node(run, speak, stopped, why):
+    pid = os.getpid() if why == "another run's" else stopped.pid
+    agent = speak("--silence-s", "1", "--orphan-s", "0.5", "--supervisor", f"{pid}@{'n2' if why == 'another node' else 'n1'}")
+    if why == "its input has ended":
+        agent.hang_up()
+    assert agent.wait(15) == 0
+    assert stopped.poll() is None

@@ -224,7 +224,7 @@ def test_by_srun_one_task_a_node_with_a_deputy_that_is_not_the_batch_host(tmp_pa
     slurm, shell = FakeSlurm(clock), FakeShell({}, {("srun",): FakeTalk})
     slurm.put(JobInfo("7", "job", "RUNNING", nodes=NODES))
     environ = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_NTASKS": "12"}
-    starter = SrunStarter(read_setup(run), SrunLauncher(shell, clock, environ, slurm), environ, "7", deputies=True)
+    starter = SrunStarter(read_setup(run), SrunLauncher(shell, clock, environ, slurm), environ, "7", deputies=True, restarted=True)
     (group,) = starter.start(NODES, NODES)
     (again,) = starter.start(("n3",), NODES)
     first, second = (call.argv for call in shell.calls)
@@ -232,6 +232,7 @@ def test_by_srun_one_task_a_node_with_a_deputy_that_is_not_the_batch_host(tmp_pa
     assert not [word for word in first if word.startswith(("--output", "--gpus", "--error", "--input"))]
     assert first[first.index("--deputies") + 1] == second[second.index("--deputies") + 1] == "n2,n3"
     assert first[first.index("--crowd") + 1] == "3"
+    assert first[first.index("--supervisor") + 1] == f"{os.getpid()}@n1"
     names = [word for argv in (first, second) for word in argv if word.startswith("--job-name=")]
     assert len(set(names)) == 2
     assert all("SLURMTRAIN_ATTEMPT" not in call.env and call.env["SLURMTRAIN_RUN"] == str(run.path) for call in shell.calls)
