@@ -32,7 +32,11 @@ def on_gpus(request: Request) -> bool:
 
 @dataclass(frozen=True)
 class Source:
-    """`look` raises CannotTellError for what it cannot see, and says what to do; `late`: what to do where it does not come to an end."""
+    """`look` raises CannotTellError for what it cannot see, and says what to do; `late`: what to do where it does not come to an end.
+
+    `timeout_s`: also what takes no time at all may have to wait for seconds for a processor, where the node is busy: nothing less than
+    the default.
+    """
 
     name: str
     look: Callable[[Machine, Request], Facts]

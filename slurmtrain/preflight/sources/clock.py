@@ -11,4 +11,4 @@ def look(machine: Machine, request: Request) -> Facts:  # noqa: ARG001 a source'
     return {"t": machine.clock.time()}
 
 
-SOURCE = Source("clock", look, late="the node hangs: look at its console, have it rebooted", timeout_s=5.0)
+SOURCE = Source("clock", look, late="the node hangs: look at its console, have it rebooted")

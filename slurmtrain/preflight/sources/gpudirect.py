@@ -26,4 +26,4 @@ def look(machine: Machine, request: Request) -> Facts:  # noqa: ARG001 a source'
     }
 
 
-SOURCE = Source("gpudirect", look, "the kernel does not answer: have the node rebooted", asked, timeout_s=5.0)
+SOURCE = Source("gpudirect", look, "the kernel does not answer: have the node rebooted", asked)

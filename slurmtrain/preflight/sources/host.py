@@ -37,4 +37,4 @@ def _threads(machine: Machine) -> int | None:
     return int(total) if total.isdigit() else None
 
 
-SOURCE = Source("host", look, "the kernel does not answer: have the node rebooted", timeout_s=5.0)
+SOURCE = Source("host", look, "the kernel does not answer: have the node rebooted")

@@ -95,4 +95,4 @@ def _uptime_s(machine: Machine) -> float:
     return float(machine.text("/proc/uptime").split()[0])
 
 
-SOURCE = Source("infiniband", look, "a driver of the network hangs: look at dmesg for mlx5, have the node rebooted", asked, timeout_s=10.0)
+SOURCE = Source("infiniband", look, "a driver of the network hangs: look at dmesg for mlx5, have the node rebooted", asked)

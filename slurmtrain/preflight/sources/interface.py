@@ -44,4 +44,4 @@ def _number(text: str) -> int:
         return 0
 
 
-SOURCE = Source("interface", look, "a network driver hangs: look at dmesg, have the node rebooted", timeout_s=10.0)
+SOURCE = Source("interface", look, "a network driver hangs: look at dmesg, have the node rebooted")

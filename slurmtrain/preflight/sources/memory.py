@@ -53,4 +53,4 @@ def _shm(machine: Machine) -> dict[str, Any]:
     return {"free_bytes": status.f_bavail * status.f_frsize, "total_bytes": status.f_blocks * status.f_frsize}
 
 
-SOURCE = Source("memory", look, "the kernel does not answer: have the node rebooted", timeout_s=5.0)
+SOURCE = Source("memory", look, "the kernel does not answer: have the node rebooted")

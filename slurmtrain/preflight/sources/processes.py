@@ -86,4 +86,4 @@ def _environ(raw: bytes) -> dict[str, str]:
     return {name: value for name, sign, value in pairs if sign}
 
 
-SOURCE = Source("processes", look, "a process hangs in the kernel: look at dmesg, have the node rebooted", timeout_s=15.0)
+SOURCE = Source("processes", look, "a process hangs in the kernel: look at dmesg, have the node rebooted")

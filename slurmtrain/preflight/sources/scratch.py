@@ -38,4 +38,4 @@ def _local_bytes(scratch: Path) -> int:
     return found
 
 
-SOURCE = Source("scratch", look, "its disk hangs: see dmesg, have the node rebooted", asked, timeout_s=15.0)
+SOURCE = Source("scratch", look, "its disk hangs: see dmesg, have the node rebooted", asked)
