@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from slurmtrain import __version__
 from slurmtrain.cli.doors import Doors
 from slurmtrain.cli.preflight_target import Target, request_of
-from slurmtrain.errors import SlurmError, UserError
+from slurmtrain.errors import LaunchError, SlurmError, UserError
+from slurmtrain.preflight.answer import NodeAnswer
 from slurmtrain.preflight.asking import Check, Wanted, write_nonce
+from slurmtrain.preflight.baseline import Baseline, read_baseline, record_path, rows_of, write_baseline
 from slurmtrain.preflight.finding import OUT, Finding
 from slurmtrain.preflight.folder import PreflightDir, make_folder
 from slurmtrain.preflight.history import Level
 from slurmtrain.preflight.judge import Expected
-from slurmtrain.preflight.listing import MPI_WORLD, wanted
+from slurmtrain.preflight.ledger import FullResult
+from slurmtrain.preflight.listing import MPI_WORLD, made_at, wanted
+from slurmtrain.preflight.measuring import measure_on, site_baseline
 from slurmtrain.preflight.mpi_world import MpiWorld
 from slurmtrain.preflight.report import Report, findings_of, passed
 from slurmtrain.preflight.request import Request
@@ -28,16 +32,19 @@ from slurmtrain.slurm.hostlist import expand, fold
 from slurmtrain.steps.launcher import StepLauncher, StepSpec
 from slurmtrain.steps.mpiexec import MpiexecLauncher
 from slurmtrain.steps.srun import SrunLauncher
+from slurmtrain.units import counted
 
 OF_SLURM = "slurm"
 """Under which name stands what Slurm says of a node that is left alone."""
+_MEASURE = ("torch", "numpy")
+"""Packages whose versions a baseline remembers."""
 _MARGIN_S = 10.0
 """Above the limit of one look at a node: so long the last nodes are waited for once most have answered well."""
 
 
 @dataclass(frozen=True)
 class Asking:
-    """One preflight of an allocation. `nodes`: of the command line, empty: all of the allocation; `only`: names of checks."""
+    """One preflight of an allocation. `only`: names of checks; `record`: what is measured becomes the baseline."""
 
     target: Target
     doors: Doors
@@ -47,6 +54,7 @@ class Asking:
     only: tuple[str, ...]
     folder: PreflightDir
     say: Callable[[str], None]
+    record: bool = False
 
     @property
     def slurm(self) -> SlurmClient | None:
@@ -84,12 +92,49 @@ def report(asking: Asking, nodes: Sequence[str]) -> Report:
     found = [*alone, *findings_of(result)]
     if wanted(MPI_WORLD, request):
         found += tolerated(_world(asking).check(_fit(asked, found)), request)
-    made = passed(nodes, result.answers, found, request)
-    if wanted(MPI_WORLD, request):
-        for node in _fit(asked, found):
-            made[node][MPI_WORLD] = True
-    level: Level = "part" if asking.only else asking.level
-    return Report(doors.clock.time(), site.name, level, tuple(nodes), tuple(found), made, doors.clock.monotonic() - began)
+    of_all = {MPI_WORLD: _fit(asked, found)} if wanted(MPI_WORLD, request) else {}
+    full = _measured(asking, request, _fit(asked, found)) if asking.level == "full" else FullResult()
+    if asking.level == "full":
+        of_all |= {name: _fit(asked, found) for name in made_at(request)}
+    found += full.findings
+    told = Report(
+        doors.clock.time(),
+        site.name,
+        "part" if asking.only else asking.level,
+        tuple(nodes),
+        tuple(found),
+        passed(nodes, result.answers, found, request, of_all=of_all),
+        doors.clock.monotonic() - began,
+        full.figures,
+        full.untested,
+        full.notes,
+    )
+    return _recorded(asking, told, full, result.answers) if asking.record else told
+
+
+def _measured(asking: Asking, request: Request, nodes: Sequence[str]) -> FullResult:
+    if not nodes:
+        return FullResult()
+    doors = asking.doors
+    asking.say(f"{counted(len(nodes), 'node')}: what devices, links and storage reach is measured")
+    baseline = Baseline() if asking.record else site_baseline(request, doors.env, asking.say)
+    base = asking.spec(nodes, "slurmtrain.runtime.probe")
+    return measure_on(asking.launcher, base, request, baseline, doors.clock, _silent, record=asking.record)
+
+
+def _silent(_: str) -> None:
+    """What is worth a note is among the notes of the result."""
+
+
+def _recorded(asking: Asking, told: Report, full: FullResult, answers: Mapping[str, NodeAnswer]) -> Report:
+    """The report, with a note on what was written. Raises ConfigError, OSError."""
+    if not told.ok:
+        return replace(told, notes=(*told.notes, "nothing is recorded: a baseline is of nodes that are all fit"))
+    doors, path = asking.doors, record_path(asking.target.site, asking.doors.env)
+    versions = next(iter(answers.values())).packages
+    rows = rows_of(full.samples, when=told.t, versions={name: versions[name] for name in _MEASURE if name in versions})
+    write_baseline(path, doors.disk, read_baseline(path).merged(rows))
+    return replace(told, notes=(*told.notes, f"recorded: {counted(len(rows), 'row')} in {path}"))
 
 
 def allocation_of(target: Target, doors: Doors) -> Allocation:
@@ -157,7 +202,9 @@ def tolerated(found: Sequence[Finding], request: Request) -> list[Finding]:
 
 @contextmanager
 def folder_for(target: Target, allocation: Allocation, doors: Doors) -> Iterator[PreflightDir]:
-    """A folder below the root; it is gone where what was done in it ended by an error. Raises UserError, OSError."""
+    """A folder below the root; it is gone where what was done in it ended by an error, but of one of the launcher's, whose words are there.
+    Raises UserError, OSError.
+    """
     from slurmtrain.launch.root import check_root
 
     assert target.root is not None
@@ -165,6 +212,8 @@ def folder_for(target: Target, allocation: Allocation, doors: Doors) -> Iterator
     made = make_folder(target.root, allocation.job_id, doors.clock.time())
     try:
         yield made
+    except LaunchError:
+        raise
     except BaseException:
         made.remove()
         raise

@@ -102,4 +102,8 @@ def _table(*titles: str) -> Table:
 def _print(table: Table) -> None:
     from rich.console import Console
 
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    with console.capture() as printed:
+        console.print(table)
+    for line in printed.get().splitlines():
+        click.echo(line.rstrip())

@@ -53,6 +53,11 @@ def wanted(name: str, request: Request) -> bool:
     return name not in request.site.preflight.skip and (not request.only or name in request.only)
 
 
+def made_at(request: Request) -> list[str]:
+    """Those of MEASURED that a full preflight makes."""
+    return [name for name in MEASURED if wanted(name, request) and _measured(name, request)]
+
+
 def unknown_names(given: Iterable[str]) -> list[str]:
     known = set(names())
     return [name for name in given if name not in known]

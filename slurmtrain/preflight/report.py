@@ -105,15 +105,25 @@ def findings_of(result: CheckResult) -> Iterator[Finding]:
 
 
 def passed(
-    nodes: Sequence[str], answers: Mapping[str, NodeAnswer], findings: Sequence[Finding], request: Request
+    nodes: Sequence[str],
+    answers: Mapping[str, NodeAnswer],
+    findings: Sequence[Finding],
+    request: Request,
+    *,
+    of_all: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, dict[str, bool]]:
-    """By node and check, of those that were made: of a node without an answer only that there is none."""
+    """By node and check, of those that were made: of a node without an answer only that there is none. `of_all`: checks that were made of
+    several nodes together, with these nodes.
+    """
     checks = checks_for(request)
     waiting: dict[str, list[str]] = {}
     for check in checks:
         waiting.setdefault(check.source, []).append(check.name)
     found = {node: {NODE: True, **({check.name: True for check in checks} if node in answers else {})} for node in nodes}
-    names = {check.name for check in checks}
+    for name, several in (of_all or {}).items():
+        for node in several:
+            found[node][name] = True
+    names = {check.name for check in checks} | set(of_all or {})
     for one in findings:
         if one.grade in OUT and one.node in found:
             of_source = [] if one.check in names else waiting.get(one.check, [])

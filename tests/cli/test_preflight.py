@@ -10,7 +10,10 @@ import pytest
 from slurmtrain.config.stored import read_job
 from slurmtrain.preflight import listing, registry
 from slurmtrain.preflight.checks.clock_skew import CHECK
+from slurmtrain.preflight.finding import Finding
 from slurmtrain.preflight.history import read_history
+from slurmtrain.preflight.ledger import FullResult
+from slurmtrain.preflight.rates import Kind
 from slurmtrain.preflight.sources.clock import SOURCE
 from tests.cli.desk import one_line_of
 from tests.cli.preflight_desk import PreflightDesk
@@ -214,6 +217,76 @@ def test_a_run_says_what_it_needs_and_where_it_writes(desk):
     assert request.code == str(desk.run().code)
     assert request.shared == (str(desk.run().checkpoints), str(desk.run().events))
     assert {one.run for one in read_history(desk.history)} == {"job"}
+
+
+PAIR = Finding("n3", "pair", "fail", "0.2 GB/s, and 11 GB/s is the median of 5 others", "look at the cables", peer="n4")
+FULL = FullResult(
+    findings=(PAIR,),
+    figures={"n1": {"matmul_tflops": 702.5, "pair_gb_s": 11.25}, "n3": {"matmul_tflops": 698.0}},
+    untested=(("n1", "n2"),),
+    samples={Kind("matmul_tflops", 8192, 1, "H100"): (702.5, 698.0)},
+    notes=("storage is not measured",),
+)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """`measured.result`: what comes of measuring; `measured.calls`: what was measured."""
+
+    class Measured:
+        result, calls = FULL, []
+
+    def measure_on(launcher, base, request, baseline, clock, say, *, record):  # noqa: PLR0917 as the real one
+        Measured.calls.append((base.nodes, base.output.name, len(baseline.rows), record))
+        return Measured.result
+
+    monkeypatch.setattr("slurmtrain.cli.preflight_ask.measure_on", measure_on)
+    Measured.calls.clear()
+    return Measured
+
+
+def test_what_was_measured_of_those_that_are_fit_is_told_with_what_was_not(desk, measured):
+    desk.shell.changes["n2"] = ahead(60)
+    result = desk.type("preflight", "--full")
+    assert result.exit_code == 1
+    assert measured.calls == [(("n1", "n3", "n4"), "check-%n.log", 0, False)]
+    lines = result.stdout.splitlines()
+    assert next(line for line in lines if line.startswith("n3")).split(maxsplit=2)[1:] == [
+        "pair",
+        "with n4: 0.2 GB/s, and 11 GB/s is the median of 5 others: look at the cables",
+    ]
+    assert ["n1", "702.5", "11.25"] in [line.split() for line in lines]
+    assert "1 pair not tested for want of time (preflight.pairs_s): n1-n2" in lines
+    assert "storage is not measured" in lines
+    assert lines[-1].startswith("2 of 4 nodes may not start: n[2-3]; fit: n[1,4] (full, ")
+    found = {one.node: one for one in read_history(desk.history)}
+    assert (found["n1"].level, found["n1"].figures["pair_gb_s"]) == ("full", 11.25)
+    assert [found[node].ok for node in ("n1", "n2", "n3", "n4")] == [True, False, False, True]
+
+
+def test_a_run_whose_job_says_full_is_measured(desk, measured):
+    measured.result = FullResult()
+    desk.job_file.write_text(f'preflight = "full"\n{desk.job_file.read_text()}')
+    assert desk.type("preflight", desk.job_file).exit_code == 0
+    assert len(measured.calls) == 1
+    assert desk.type("preflight", desk.job_file, "--quick").exit_code == 0
+    assert len(measured.calls) == 1
+
+
+def test_a_baseline_is_recorded_of_nodes_that_are_all_fit_and_compared_with_from_then_on(desk, measured):
+    result = desk.type("preflight", "--record")
+    assert "nothing is recorded" in result.stdout
+    assert not (desk.folder / "mysite.baseline.json").exists()
+    measured.result = replace(FULL, findings=())
+    result = desk.type("preflight", "--record")
+    assert result.exit_code == 0, result.output
+    assert f"recorded: 1 row in {desk.folder}/mysite.baseline.json" in result.stdout
+    (row,) = json.loads((desk.folder / "mysite.baseline.json").read_bytes())["rows"]
+    assert (row["metric"], row["value"], row["count"]) == ("matmul_tflops", 700.25, 2)
+    desk.type("preflight", "--full")
+    assert measured.calls[-1][2:] == (1, False)
+    desk.type("preflight", "--record")
+    assert measured.calls[-1][2:] == (0, True), "what is recorded is not held to what was recorded before"
 
 
 @pytest.mark.parametrize("word", ["off", "quick", "full"])
