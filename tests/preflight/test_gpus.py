@@ -40,13 +40,14 @@ def test_a_healthy_h100_is_read_from_one_call(tmp_path):
         "cliqueId": "0",
         "clusterUuid": "00000000-0000-0000-0000-000000000000",
     }
+    assert gpu["power_limit_w"] == 700
     assert (gpu["throttle"], gpu["pstate"], gpu["dead"], gpu["recovery"], gpu["processes"]) == (["gpu_idle"], "P0", "", "", [])
 
 
 def test_older_drivers_have_other_names_for_the_same(tmp_path):
     old = look(Node(tmp_path / "old").says(SMI, recorded("h800.xml")))["gpus"][0]
     brake = look(Node(tmp_path / "brake").says(SMI, recorded("a10-power-brake.xml")))["gpus"][0]
-    assert (old["throttle"], old["headroom_c"], old["memory_max_c"]) == (["gpu_idle"], 54, 95)
+    assert (old["throttle"], old["headroom_c"], old["memory_max_c"], old["power_limit_w"]) == (["gpu_idle"], 54, 95, 700)
     assert (old["ecc"], old["uncorrectable"]) == ("Disabled", {"dram": 0, "sram": 0})
     assert brake["throttle"] == ["gpu_idle", "hw_slowdown", "hw_power_brake_slowdown"]
     assert (brake["headroom_c"], brake["mig"], brake["fabric"]) == (65, "", {})
@@ -60,16 +61,26 @@ def test_what_is_seen_of_slices_and_of_programs(tmp_path):
     assert (busy["used_mib"], busy["pcie_gen"], busy["pcie_gen_max"]) == (65720, 1, 4)
 
 
-def test_where_a_program_computes_the_node_is_asked_again_and_what_has_left_is_forgotten(tmp_path):
+def test_what_a_killed_rank_leaves_is_waited_for(tmp_path):
     class Leaves(FakeClock):
         def sleep(self, seconds: float) -> None:
             super().sleep(seconds)
-            node.says(SMI, recorded("h100.xml"))
+            if len(self.slept) == 2:
+                node.says(SMI, recorded("h100.xml"))
 
     node = Node(tmp_path, clock=Leaves()).says(SMI, recorded("rtx-pro-6000-busy.xml"))
     assert look(node)["gpus"][0]["processes"] == []
-    assert node.asked("nvidia-smi") == [SMI, SMI]
-    assert node.clock.slept == [gpus.LEAVE_S]
+    assert node.asked("nvidia-smi") == [SMI] * 3
+
+
+def test_a_program_that_stays_is_waited_for_as_long_as_the_source_may_and_one_of_another_job_is_not(tmp_path):
+    busy = side_by_side(recorded("rtx-pro-6000-busy.xml"), 4)
+    node = Node(tmp_path / "a").says(SMI, busy)
+    assert len(look(node)["gpus"][0]["processes"]) == 1
+    assert 0 < sum(node.clock.slept) <= limit_s(request()) - gpus.LEAVE_S
+    shared = Node(tmp_path / "b").says(SMI, busy)
+    look(shared, gpus=2, slurm={"exclusive": False})
+    assert shared.clock.slept == []
 
 
 @pytest.mark.parametrize(("said", "lost"), [(LOST, "0000:02:00.0: GPU is lost"), (UNKNOWN, "0000:17:00.0: Unknown Error")])

@@ -68,6 +68,10 @@ def test_the_same_trouble_of_several_gpus_is_one_line():
     assert [(one.item, one.said) for one in told({"n1": log})] == [("GPUs 0-2,5", "PCIe with 8 lanes of 16")]
 
 
+def test_hardware_that_says_why_it_slows_down_is_told_with_that():
+    assert [one.said for one in told({"n1": recorded("a10-power-brake.xml")}, None, 1)] == ["the node's power brake slows it down"]
+
+
 def test_of_two_nodes_that_differ_the_later_is_told_and_the_slower_slot():
     other = changed(H100.replace("560.35.03", "535.161.08"), 2, max_link_gen="4", current_link_gen="4")
     assert short(told({"n1": other, "n2": H100})) == [("n1", "gpu-pcie", "fail"), ("n2", "gpu-driver", "fail")]

@@ -93,6 +93,7 @@ ROWS = [
     Row("gpu-driver", "branch", said(LOG.replace("560.35.03", "535.161.08")), "driver 535.161.08, 560.35.03 on other nodes"),
     Row("gpu-driver", "release", said(LOG.replace("560.35.03", "560.28.03")), "driver 560.28.03", "warn"),
     Row("gpu-vbios", "older", gpu(vbios_version="96.00.74.00.10"), "GPU 3: VBIOS 96.00.74.00.10, 96.00.A5.00.01 on most others", "warn"),
+    Row("gpu-power", "limited", gpu(current_power_limit="400.00 W"), "GPU 3: limited to 400 W, most others to 700", "warn"),
     Row("gpu-busy", "a program", said(BUSY), "GPU 0: python3 (pid 4711) computes on it: end it"),
     Row("gpu-busy", "memory", gpu(used="46080 MiB"), "45.0 GiB of its memory are in use, by no program that can be seen"),
     Row("gpu-mig", "on", gpu(current_mig="Enabled"), "GPU 3: MIG is on"),

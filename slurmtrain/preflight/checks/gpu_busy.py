@@ -14,29 +14,26 @@ from slurmtrain.preflight.checks._gpus import folded, gpus
 from slurmtrain.preflight.finding import Trouble
 from slurmtrain.preflight.parts import Check, Facts
 from slurmtrain.preflight.request import Request
-from slurmtrain.preflight.sources._nvidia import nvidia
+from slurmtrain.preflight.sources._nvidia import all_ours, computing, nvidia
 from slurmtrain.units import counted, format_size
 
 MOST_SHARE = 0.02
 MOST_MIB = 1024
 """A driver without a reserve of its own (before 510) shows up to 600 MiB as used on an idle GPU."""
-_DAEMONS = ("nvidia-cuda-mps", "nv-hostengine", "dcgm")
 _END = "end it (`ps -fp PID` on the node says whose it is), or have the job's epilog do so"
 _HIDDEN = "see `fuser -v /dev/nvidia*` on the node as root: a container or a program that cannot die; else reboot"
 
 
 def judge(facts: Facts, request: Request) -> Iterator[Trouble]:
-    several = len(facts["gpus"]) > request.gpus_per_node > 0
-    if request.site.slurm.exclusive or not several:
+    if all_ours(facts, request):
         yield from folded((gpu["index"], trouble) for gpu in gpus(facts) for trouble in _troubles(gpu))
 
 
 def _troubles(gpu: Mapping[str, Any]) -> Iterator[Trouble]:
-    computing = [one for one in gpu["processes"] if "C" in one["type"] and not any(name in one["name"] for name in _DAEMONS)]
-    used, total = gpu["used_mib"] or 0, gpu["memory_mib"] or 0
-    if computing:
-        first = computing[0]
-        more = f" and {counted(len(computing) - 1, 'other')}" if len(computing) > 1 else ""
+    programs, used, total = computing(gpu), gpu["used_mib"] or 0, gpu["memory_mib"] or 0
+    if programs:
+        first = programs[0]
+        more = f" and {counted(len(programs) - 1, 'other')}" if len(programs) > 1 else ""
         program = first["name"].rpartition("/")[2] or "a program"
         yield Trouble("fail", f"{program} (pid {first['pid']}){more} computes on it", _END)
     elif used > max(MOST_MIB, MOST_SHARE * total):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from slurmtrain.preflight.machine import CannotTellError, Machine
 from slurmtrain.preflight.request import Request
 from slurmtrain.shell import RC_NOT_FOUND, RC_TIMED_OUT, Completed
@@ -21,6 +24,7 @@ _REFUSALS = (
 )
 _DRIVER = "see `dmesg | grep -i nvrm` on the node; reload the driver, or reboot"
 _MISSING = "install the driver of the GPUs there; where they are not NVIDIA's, name them in node.gpu of the site"
+_DAEMONS = ("nvidia-cuda-mps", "nv-hostengine", "dcgm")
 LATE = "the driver hangs: see `dmesg | grep -i xid` on the node, and reboot it"
 
 
@@ -45,6 +49,16 @@ def refused(done: Completed) -> CannotTellError:
     said = " ".join(f"{done.out}\n{done.err}".split()) or f"exit code {done.rc}"
     remedy = next((remedy for words, remedy in _REFUSALS if words in said), _DRIVER)
     return CannotTellError(f"{command}: {said[:160]}", remedy)
+
+
+def computing(gpu: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The programs that compute on a GPU, of `_smi`'s facts; not those that draw, and no daemons."""
+    return [one for one in gpu["processes"] if "C" in one["type"] and not any(name in one["name"] for name in _DAEMONS)]
+
+
+def all_ours(facts: Mapping[str, Any], request: Request) -> bool:
+    """Whether all GPUs that are seen are the job's: on a shared node that shows more than the job has nobody can say which are."""
+    return request.site.slurm.exclusive or not len(facts["gpus"]) > request.gpus_per_node > 0
 
 
 def uptime_s(machine: Machine) -> float | None:

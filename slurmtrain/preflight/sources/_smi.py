@@ -77,6 +77,7 @@ def _gpu(index: int, gpu: Element) -> dict[str, Any]:
         "dead": _dead(gpu),
         "pstate": _word(gpu, "performance_state"),
         "throttle": list(_throttle(gpu)),
+        "power_limit_w": _power_limit(gpu),
         **_pcie(gpu),
         **_memory(gpu),
         **_ecc(gpu),
@@ -110,6 +111,11 @@ def _throttle(gpu: Element) -> Iterator[str]:
         for reason in gpu.iterfind(f"{folder}/*"):
             if (reason.text or "").strip() == "Active":
                 yield reason.tag.rpartition("_reason_")[2]
+
+
+def _power_limit(gpu: Element) -> int | None:
+    found = (_number(gpu, path) for path in ("gpu_power_readings/current_power_limit", "power_readings/power_limit"))
+    return next((watts for watts in found if watts is not None), None)
 
 
 def _pcie(gpu: Element) -> dict[str, Any]:

@@ -7,7 +7,8 @@
 | "No devices were found" | no GPUs: the check gpu-count says so |
 | is not there, does not come to an end, does not reach its driver | unknown, each with its own remedy |
 
-Where a program computes on a GPU the node is asked again after `LEAVE_S`: what a killed rank left behind leaves within seconds.
+Where a program computes on a GPU of the job the node is asked again every `LEAVE_S`, as long as there is time: a rank that was killed
+gives its memory back within seconds, and is no fault of the node.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from slurmtrain.preflight.machine import Machine
 from slurmtrain.preflight.parts import Facts, Source
 from slurmtrain.preflight.request import Request
-from slurmtrain.preflight.sources._nvidia import LATE, SOURCE_S, limit_s, nvidia, refused, uptime_s
+from slurmtrain.preflight.sources._nvidia import LATE, SOURCE_S, all_ours, computing, limit_s, nvidia, refused, uptime_s
 from slurmtrain.preflight.sources._smi import lost_gpus, parse_smi
 
 LEAVE_S = 3.0
@@ -27,11 +28,14 @@ _NONE = "No devices were found"
 def look(machine: Machine, request: Request) -> Facts:
     end = machine.clock.monotonic() + limit_s(request)
     facts = _ask(machine, limit_s(request))
-    if any(gpu["processes"] for gpu in facts["gpus"]):
+    while _in_use(facts, request) and end - machine.clock.monotonic() > 2 * LEAVE_S:
         machine.clock.sleep(LEAVE_S)
-        if (left := end - machine.clock.monotonic()) > LEAVE_S:
-            facts = _ask(machine, left)
+        facts = _ask(machine, end - machine.clock.monotonic())
     return {**facts, "uptime_s": uptime_s(machine)}
+
+
+def _in_use(facts: Facts, request: Request) -> bool:
+    return all_ours(facts, request) and any(computing(gpu) for gpu in facts["gpus"])
 
 
 def _ask(machine: Machine, timeout_s: float) -> dict[str, Any]:
