@@ -1,7 +1,8 @@
 """PCIe packets that had to be sent again since the GPU was reset.
 
-A few in weeks are healthy. DCGM's health check takes more than 8 a minute for a fault; so does this one, over the time since the boot.
-A rollover is four in a row, after which the link is trained anew.
+A few in weeks are healthy. 8 in a minute are the most that NVIDIA recommends (DCGM_LIMIT_MAX_PCIREPLAY_RATE; DCGM warns of more); a link
+that has more than that as the mean of all the time since the boot is a bad one. A rollover is four in a row, after which the link is
+trained anew.
 """
 
 from __future__ import annotations

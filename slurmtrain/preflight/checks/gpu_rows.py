@@ -6,7 +6,7 @@
 | a row waits for its remapping | warn on GPUs that put the page around it out of use at once: "new workloads can be launched"; else fail: |
 | | the bad row is still in use |
 | a page waits for its retirement | fail, likewise |
-| more than `MOST_PAGES` retired pages | warn: the board is near its limit of 64 |
+| more than `MOST_PAGES` retired pages | fail: as in DCGM's health check (DCGM_LIMIT_MAX_RETIRED_PAGES) |
 | a bank of memory without spare rows | warn: the next bad row there is a failure |
 
 Source: docs.nvidia.com, "GPU Memory Error Management" (flags; which GPUs offline pages: GA100, GH100, GB10x) and "Dynamic Page Retirement".
@@ -23,7 +23,7 @@ from slurmtrain.preflight.parts import Check, Facts
 from slurmtrain.preflight.request import Request
 from slurmtrain.preflight.sources._nvidia import nvidia
 
-MOST_PAGES = 60
+MOST_PAGES = 63
 OFFLINES = re.compile(r"\b(A30|A100|A800|H20|H100|H200|H800|GH200|B100|B200|B300|GB200|GB300)\b")
 _RESET = "drain the node and reset the GPU (`nvidia-smi -r -i INDEX`), or reboot"
 _REPLACE = "have the GPU replaced"
@@ -41,8 +41,8 @@ def _troubles(gpu: Facts) -> Iterator[Trouble]:
         yield Trouble("warn" if mild else "fail", "a row of its memory waits to be remapped", _RESET)
     if gpu["retirement_pending"] == "Yes":
         yield Trouble("fail", "a page of its memory waits to be retired", _RESET)
-    if gpu["retired"] >= MOST_PAGES:
-        yield Trouble("warn", f"{gpu['retired']} pages of its memory are retired, of 64 that may be", _REPLACE)
+    if gpu["retired"] > MOST_PAGES:
+        yield Trouble("fail", f"{gpu['retired']} pages of its memory are retired, more than {MOST_PAGES}", _REPLACE)
     if gpu["banks_without_spares"]:
         yield Trouble("warn", f"{gpu['banks_without_spares']} banks of its memory have no spare rows left", _REPLACE)
 
