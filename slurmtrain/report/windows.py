@@ -5,7 +5,7 @@ The time between an attempt and the next one, or now:
 | the next one | time |
 |---|---|
 | in the same start of the same job | restart |
-| the same job started again, or the next link of its array | requeue |
+| the same job started again, or the next link of its array | requeue; restart until somebody asked for it, where that is known |
 | another job, or without Slurm a person's new `run` | idle until that was submitted (and after a `cancel`), then pending |
 | not there yet: a job was submitted since | idle until then, then pending |
 | not there yet: the run's job waits | requeue |
@@ -98,11 +98,18 @@ def between(story: Story, one: Window, other: Window) -> list[Gap]:
     a, b = one.record, other.record
     if a.job_id and _array(a.job_id) == _array(b.job_id):
         same = (a.job_id, a.restart_count) == (b.job_id, b.restart_count)
-        return _cut([Gap(one.end, other.start, "restart" if same else "requeue", a)])
+        return _cut([Gap(one.end, other.start, "restart", a)] if same else _requeued(story, one, other))
     by_hand = any(act.what in BEGINS and one.start < micro(act.t) <= other.start for act in story.acts)
     if not a.job_id and not b.job_id and not by_hand:
         return _cut([Gap(one.end, other.start, "restart", a)])
     return _asked_for(story, one.start, one.end, other.start)
+
+
+def _requeued(story: Story, one: Window, other: Window) -> list[Gap]:
+    """Until somebody asked for the requeue (a deputy looks first) the job had its nodes."""
+    asked = (micro(act.t) for act in story.acts if act.what == "requeue" and act.job_id == one.record.job_id)
+    at = min((t for t in asked if one.end < t < other.start), default=one.end)
+    return [Gap(one.end, at, "restart", one.record), Gap(at, other.start, "requeue", one.record)]
 
 
 def after(story: Story, last: Window | None) -> list[Gap]:

@@ -135,6 +135,7 @@ def test_time_between_attempts_by_the_table():
     first = attempt(1, 10, 20)
     assert between(first, attempt(2, 25, 30)) == [("restart", 5)]
     assert between(first, attempt(2, 25, 30, restarts=1)) == [("requeue", 5)]
+    assert between(first, attempt(2, 25, 30, restarts=1), acts=[act(22, "requeue", "7")]) == [("restart", 2), ("requeue", 3)]
     assert between(attempt(1, 10, 20, job="7_1"), attempt(2, 25, 30, job="7_2")) == [("requeue", 5)]
     asked = [act(0, "submit"), act(60, "submit", "8")]
     assert between(first, attempt(2, 90, 95, job="8"), acts=asked) == [("pending", 10), ("idle", 40), ("pending", 30)]
