@@ -35,6 +35,8 @@ RETURN_S = 60.0
 """How long a member may take to start anew: torch, and the device."""
 LOOK_S = 0.5
 """How often is looked whether the conductor is called away."""
+_HESITATION_S = 3.0
+"""The least that a member has between its own limit and that: on a loaded machine it may be slow to notice."""
 _BACKLOG = 4096
 _SPARE_FILES = 256
 
@@ -45,8 +47,8 @@ def own_limit_s(timeout_s: float) -> float:
 
 
 def stuck_s(timeout_s: float) -> float:
-    """Time after which a member that could not end an order says so and starts anew."""
-    return timeout_s - min(5.0, 0.15 * timeout_s)
+    """Time after which a member that could not end an order says so and starts anew: before `timeout_s` where that is 20 s and more."""
+    return max(own_limit_s(timeout_s) + _HESITATION_S, timeout_s - min(5.0, 0.15 * timeout_s))
 
 
 @dataclass
@@ -208,11 +210,10 @@ class Conductor:
     def _give_up(self, task: _Task, timeout_s: float) -> None:
         """Time is over: who was asked and has not answered is lost."""
         said = f"no answer in {timeout_s:g} s"
-        for member in list(task.waiting):
-            if member not in task.unasked:
-                peer = self._peers[member]
-                peer.owes, peer.why = task.number, f"{said} to {task.order.do}"
-                self._answer(task, member, Reply(ok=False, said=said))
+        for member in task.waiting - task.unasked:
+            peer = self._peers[member]
+            peer.owes, peer.why = task.number, f"{said} to {task.order.do}"
+            self._answer(task, member, Reply(ok=False, said=said))
 
     # -- members -------------------------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ from slurmtrain.preflight.probing import Reply
 
 _READ_BYTES = 1 << 16
 _LONGEST_LOOK_S = 5.0
+_STOPPED_S, _GRACE_S = 1.0, 5.0
+"""A look that comes later than it should, by the first: the whole process was stopped, and its main thread has the second to finish."""
 
 
 def leave() -> None:
@@ -96,7 +98,11 @@ class Link:
     def _end_what_is_stuck(self) -> None:
         """Say in the main thread's place that its order hangs, and start anew. The lock is kept: the main thread says nothing any more."""
         with self._lock:
-            if self._at_work is None or self._clock.monotonic() < self._stuck_at:
+            late_s = self._clock.monotonic() - self._stuck_at
+            if self._at_work is None or late_s < 0:
+                return
+            if late_s > _STOPPED_S:
+                self._stuck_at += late_s + _GRACE_S
                 return
             what = self._at_work["order"]["do"]
             reply = Reply(ok=False, said=f"{what} hangs in a call that does not return: the probe starts anew")

@@ -17,7 +17,7 @@ from slurmtrain.runtime.probe.deadline import Deadline
 
 ROWS = {"cpu": 512, "cuda": 8192}
 """Of the square matrices whose product is timed."""
-REPEATS = {"cpu": 5, "cuda": 30}
+REPEATS = {"cpu": 20, "cuda": 30}
 WARM = {"cpu": 1, "cuda": 20}
 CHECKED_ROWS = {"cpu": 256, "cuda": 4096}
 INNER = 1024

@@ -18,6 +18,8 @@ RUN_S = SECONDS + 10.0
 """The most that one run takes."""
 CONNECT_S, AGAIN_S = 5.0, 0.2
 """How long a client tries to find its server, and how often."""
+_REFUSED = "Couldn't connect to"
+"""What a client says where no server listens yet."""
 _FOLDER = "/sys/class/infiniband"
 _LINKS = ("InfiniBand", "Ethernet")
 """Link layers that ib_write_bw can use; EFA's is neither."""
@@ -81,7 +83,7 @@ def _send(nic: str, port: int, address: str, machine: Machine, deadline: Deadlin
         rate = average_gbps(done.out) if done.ok else None
         if rate is not None:
             return rate
-        if patience.clock.monotonic() >= patience.at:
+        if _REFUSED not in done.err + done.out or patience.clock.monotonic() >= patience.at:
             said = (done.err.strip() or done.out.strip() or "it printed nothing").splitlines()[-1]
             return one_line(f"{PROGRAM} ended with {done.rc}: {said}", 160)
         patience.clock.sleep(AGAIN_S)
