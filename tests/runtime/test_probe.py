@@ -56,6 +56,17 @@ class TestProbes(ProbesConformance):
     """See ProbesConformance."""
 
 
+@pytest.mark.parametrize(
+    "order", [Order("storage", bytes=1, folder="/nothing"), Order("reduce"), Order("matmul", sizes=(1 << 24,), repeats=1)]
+)
+def test_a_failure_is_a_reply_with_one_line(stage, order):
+    """A folder that is not there, what one alone cannot do, more memory than there is."""
+    reply = stage.probes.each([B], order, 30.0)[B]
+    assert not reply.ok
+    assert reply.said.startswith(order.do)
+    assert "\n" not in reply.said
+
+
 @pytest.mark.parametrize("groups", [50, pytest.param(200, marks=pytest.mark.long)])
 def test_nothing_is_left_of_many_groups(stage, groups):
     """Files, threads and memory of the first's process; torch holds on to some at the first groups."""
