@@ -100,6 +100,11 @@ def test_a_folder_that_hangs_costs_its_own_time_out_alone(tmp_path):
         assert look(frozen) == [], "and when it is there again all is well"
 
 
+def test_a_folder_that_gives_back_something_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "read_bytes", lambda path: b"something else")
+    assert look(tmp_path) == [("fail", f"{tmp_path}: what was read is not what was written")]
+
+
 @pytest.mark.parametrize(
     ("bytes_", "files", "found"),
     [(0, 0, 0), (1 << 20, 10, 0), (1 << 60, 10, 1), (1 << 20, 1 << 60, 1)],
