@@ -78,7 +78,7 @@ def newest_verified(checkpoints_dir: Path, check: SumCheck = sum_problems) -> Fo
     if passed_over:
         reasons = "; ".join(f"step {step}: {why}" for step, why in passed_over)
         raise CorruptCheckpointError(
-            f"{checkpoints_dir}: no checkpoint verifies ({reasons}); mend one, or move the folder away to start anew"
+            f"{checkpoints_dir}: no checkpoint verifies: mend one, or move the folder away to start anew ({reasons})"
         )
     return None
 

@@ -163,7 +163,13 @@ def test_where_none_can_be_loaded_nothing_is_set_aside_and_all_hear_why(run):
     errors = run_ranks(2, lambda group: restore(run.checkpoints, group, load_all, set_aside=lambda *_: pytest.fail("nothing is loaded")))
     assert [type(one) for one in errors] == [CorruptCheckpointError] * 2
     assert len({str(one) for one in errors}) == 1
-    for words in ("no checkpoint verifies (step 30: ", "; step 20: ", "; step 10: rank-00001.h5: No such file", "move the folder away"):
+    for words in (
+        "no checkpoint verifies: mend one",
+        "(step 30: ",
+        "; step 20: ",
+        "; step 10: rank-00001.h5: No such file",
+        "move the folder away",
+    ):
         assert words in str(errors[1])
 
 

@@ -146,8 +146,7 @@ def test_harmed_ones_are_passed_over_and_where_all_are_harmed_the_run_stops(quic
     (kind, words), other = results[0][1], results[1][1]
     assert other == (kind, words)
     assert kind == "CorruptCheckpointError"
-    assert words.startswith(f"{every.run.checkpoints}: no checkpoint verifies (step 8: ")
-    assert words.endswith("; mend one, or move the folder away to start anew")
+    assert words.startswith(f"{every.run.checkpoints}: no checkpoint verifies: mend one, or move the folder away to start anew (step 8: ")
     assert words.isprintable()
     assert sorted(path.name for path in every.run.checkpoints.iterdir() if path.name != ".leases") == [
         one for one in before if one != ".leases"
