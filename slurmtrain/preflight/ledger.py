@@ -24,6 +24,8 @@ from slurmtrain.preflight.request import Request
 MOST_S = 60.0
 """How long one order may take; less where preflight.full_s is short: an eighth of it."""
 EACH = frozenset({"matmul", "storage", "transport"})
+ALONE = frozenset({"matmul", "pair"})
+"""Orders that are given one after another where all nodes share one machine (rates.py)."""
 _LOST = ("no answer in ", "its process is gone", "it starts anew", "it has not reported")
 _HUNG = "look at its console and its kernel's log; drain it if it hangs again"
 
@@ -80,6 +82,8 @@ class Ledger:
         self.probes, self.request, self.baseline, self.clock, self.record = probes, request, baseline, clock, record
         self._nodes, self._say, self._called = tuple(nodes), say, called
         self.tasks = max(1, request.gpus_per_node) if request.on_gpus else 1
+        self.shared = request.site.fabric.kind == "loopback" and not request.on_gpus
+        self.slowest_s = 0.0
         self.findings: list[Finding] = []
         self.devices: dict[Member, str] = {}
         self.untested: list[tuple[str, str]] = []
@@ -134,6 +138,10 @@ class Ledger:
     def figure(self, node: str, name: str, value: float) -> None:
         self._figures[node].setdefault(name, []).append(value)
 
+    def healthy(self, kind: Kind) -> float | None:
+        """What the baseline says, where one counts."""
+        return None if self.shared else self.baseline.healthy(kind)
+
     def rule(self, kind: Kind) -> Rule:
         return rule_of(kind.metric, on_gpus=self.request.on_gpus)
 
@@ -168,22 +176,29 @@ class Ledger:
     ) -> dict[K, dict[Member, Reply]]:
         """Give an order to all groups at the same time (an order of EACH: to their only members); whoever is lost by it is out.
 
-        Raises CalledAwayError, OutOfTimeError.
+        `slowest_s` is then how long it took. Raises CalledAwayError, OutOfTimeError.
         """
         self.check_time()
-        if not groups:
-            return {}
-        limit = self.order_s if limit_s is None else min(limit_s, max(1.0, self.left_s))
-        if order.do in EACH:
-            answers = self.probes.each([group[0] for group in groups.values()], order, limit)
-            replies = {key: {group[0]: answers[group[0]]} for key, group in groups.items()}
-        else:
-            replies = dict(zip(groups, self.probes.groups(list(groups.values()), order, limit), strict=True))
-        if self._called():
-            raise CalledAwayError
+        self.slowest_s = 0.0
+        replies: dict[K, dict[Member, Reply]] = {}
+        batches = [{key: group} for key, group in groups.items()] if self.shared and order.do in ALONE else [dict(groups)]
+        for batch in batches:
+            if batch:
+                limit = self.order_s if limit_s is None else min(limit_s, max(1.0, self.left_s))
+                began = self.clock.monotonic()
+                replies |= self._give(batch, order, limit)
+                self.slowest_s = max(self.slowest_s, self.clock.monotonic() - began)
+            if self._called():
+                raise CalledAwayError
         for own in replies.values():
             self._learn(own, check)
         return replies
+
+    def _give(self, groups: Mapping[K, tuple[Member, ...]], order: Order, limit_s: float) -> dict[K, dict[Member, Reply]]:
+        if order.do in EACH:
+            answers = self.probes.each([group[0] for group in groups.values()], order, limit_s)
+            return {key: {group[0]: answers[group[0]]} for key, group in groups.items()}
+        return dict(zip(groups, self.probes.groups(list(groups.values()), order, limit_s), strict=True))
 
     def _learn(self, replies: Mapping[Member, Reply], check: str) -> None:
         for member, reply in replies.items():

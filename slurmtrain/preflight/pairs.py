@@ -3,20 +3,20 @@
 | a pair | is |
 |---|---|
 | of a node all of whose pairs are bad, as many as a slow rate must be slow | not looked at again: the node is bad, each partner was a try |
-| slow, or has failed | measured again, with all pairs of its round, until it is certain (trials.py) |
+| slow, or has failed | measured again with its round, and with rounds of others as many; each such try is judged by itself (trials.py) |
 | suspected when the time is over | told as a warning |
 | not measured at all for want of time | told as untested |
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurmtrain.preflight.ledger import Ledger
-from slurmtrain.preflight.phases import REMEDIES, read_pair
+from slurmtrain.preflight.phases import CPU_PAIR_BYTES, CPU_PAIR_REPEATS, REMEDIES, read_pair
 from slurmtrain.preflight.probing import Order
-from slurmtrain.preflight.rates import Kind, Metric, rule_of
+from slurmtrain.preflight.rates import LEAST_PEERS, Kind, Metric, rule_of
 from slurmtrain.preflight.tournament import Pair, Round, bad_nodes, left_out, schedule
 from slurmtrain.preflight.trials import Asked, Bad, Measure, ask_once, bad_of, keep, tell_unjudged
 from slurmtrain.units import counted
@@ -72,7 +72,7 @@ def tournament(ledger: Ledger, first: Collection[Pair], known: Collection[Pair],
     suspects = seen.suspects(ledger)
     tries = rule_of("pair_gb_s", on_gpus=ledger.request.on_gpus).tries
     _blame_nodes(ledger, seen.tested, suspects, least=tries)
-    suspects = _again(ledger, plan[:done], seen, _of_fit(ledger, suspects), began + pairs_s)
+    suspects = _again(ledger, plan[:done], _of_fit(ledger, suspects), began + pairs_s)
     _blame_nodes(ledger, [pair for pair in seen.tested if set(pair) <= set(ledger.fit)], suspects, least=2)
     ledger.untested += [pair for one in plan[done:] for pair in one if set(pair) <= set(ledger.fit)]
     return _of_fit(ledger, suspects)
@@ -101,7 +101,8 @@ def _first_pass(ledger: Ledger, plan: Sequence[Round], seen: _Seen, pairs_s: flo
 
 def _round(ledger: Ledger, pairs: Round) -> Asked[Cell]:
     cells = _cells(ledger, pairs)
-    return ask_once(ledger, cells, Measure("pair", Order("pair"), read_pair, limit_s=min(ROUND_S, ledger.order_s)))
+    order = Order("pair") if ledger.request.on_gpus else Order("pair", sizes=(CPU_PAIR_BYTES,), repeats=CPU_PAIR_REPEATS)
+    return ask_once(ledger, cells, Measure("pair", order, read_pair, limit_s=min(ROUND_S, ledger.order_s)))
 
 
 def _cells(ledger: Ledger, pairs: Round) -> dict[Cell, tuple[tuple[str, int], ...]]:
@@ -109,7 +110,22 @@ def _cells(ledger: Ledger, pairs: Round) -> dict[Cell, tuple[tuple[str, int], ..
     return {(pair, rail): tuple((node, rail) for node in pair) for pair in pairs if fit.issuperset(pair) for rail in range(ledger.tasks)}
 
 
-def _again(ledger: Ledger, plan: Sequence[Round], seen: _Seen, suspects: dict[Pair, Bad], until: float) -> dict[Pair, Bad]:
+def _try(plan: Sequence[Round], suspects: Collection[Pair]) -> Iterator[Round]:
+    """The rounds of suspects, each followed by one of others, until others are the most: what is bad must not be the rule."""
+    those = [one for one in plan if not set(one).isdisjoint(suspects)]
+    others = iter([one for one in plan if set(one).isdisjoint(suspects)])
+    missing = LEAST_PEERS + 1 + 2 * len(suspects) - sum(len(one) for one in those)
+    for one in those:
+        yield one
+        if missing > 0 and (more := next(others, ())):
+            missing -= len(more)
+            yield more
+    while missing > 0 and (more := next(others, ())):
+        missing -= len(more)
+        yield more
+
+
+def _again(ledger: Ledger, plan: Sequence[Round], suspects: dict[Pair, Bad], until: float) -> dict[Pair, Bad]:
     """Suspects that are bad in as many tries as it takes; what there is no time for is told, and let go."""
     count, certain = 1, dict[Pair, Bad]()
     while True:
@@ -117,10 +133,10 @@ def _again(ledger: Ledger, plan: Sequence[Round], seen: _Seen, suspects: dict[Pa
         suspects = {pair: one for pair, one in suspects.items() if pair not in certain}
         if not suspects or ledger.clock.monotonic() >= until:
             break
-        for pairs in plan:
-            if any(pair in suspects for pair in pairs):
-                seen.add(_round(ledger, pairs))
-        now = seen.suspects(ledger)
+        fresh = _Seen()
+        for pairs in _try(plan, suspects):
+            fresh.add(_round(ledger, pairs))
+        now = fresh.suspects(ledger)
         suspects = {pair: now[pair] for pair in _of_fit(ledger, suspects) if pair in now}
         count += 1
     for (node, peer), one in suspects.items():

@@ -22,8 +22,9 @@ REMEDIES: Mapping[str, str] = {
     "storage-rate": "look at the mount and the file system's servers from that node",
     "transport": "see NCCL_DEBUG=INFO there: is the plugin loaded, are the HCAs up, is NCCL_IB_HCA right?",
 }
-CPU_ROWS, CPU_BYTES = 1024, 1 << 24
-"""On CPUs: a product that takes longer than a slice of the scheduler's and of a cgroup's quota; a file that a shared disk takes at once."""
+CPU_ROWS, CPU_PAIR_BYTES, CPU_BYTES = 1536, 1 << 24, 1 << 24
+"""On CPUs: a product and a message that take longer than a slice of the scheduler's; a file that a shared disk takes at once."""
+CPU_PAIR_REPEATS = 3
 _FAST = frozenset({"IB", "RoCE", "EFA"})
 _BETWEEN_NODES = _FAST | {"GPUDirect"}
 _EXPECTED: Mapping[str, tuple[str, ...]] = {"infiniband": ("IB",), "roce": ("RoCE",)}
@@ -45,6 +46,8 @@ def matmul(ledger: Ledger, *, rates: bool, results: bool) -> None:
     bad = trial(ledger, groups, measure) if rates else ask_once(ledger, groups, measure).failed
     for member, one in bad.items():
         ledger.blame(member[0], "matmul", one.said, REMEDIES["matmul"], item=ledger.item(member))
+    if ledger.shared and ledger.baseline.rows:
+        ledger.note("all nodes are one machine: the baseline does not count, devices and pairs are measured one after another")
     ledger.note(ledger.baseline.foreign(ledger.devices.values()))
     if results:
         _results(ledger, products)

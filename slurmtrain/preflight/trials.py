@@ -87,9 +87,9 @@ def whole(ledger: Ledger, groups: Groups[K]) -> dict[K, tuple[Member, ...]]:
 
 def ask_once(ledger: Ledger, groups: Groups[K], measure: Measure) -> Asked[K]:
     """The order, once, and what is read from the replies. Raises CalledAwayError, OutOfTimeError."""
-    limit_s, began = measure.limit_s or ledger.order_s, ledger.clock.monotonic()
+    limit_s = measure.limit_s or ledger.order_s
     replies = ledger.ask(groups, measure.order, measure.check, limit_s=limit_s)
-    tries = 1 if ledger.clock.monotonic() - began >= LATE_SHARE * limit_s else FAILED_TRIES
+    tries = 1 if ledger.slowest_s >= LATE_SHARE * limit_s else FAILED_TRIES
     rates: dict[tuple[K, Metric], tuple[Kind, float]] = {}
     failed: dict[K, Bad] = {}
     for key, group in whole(ledger, groups).items():
@@ -109,7 +109,7 @@ def bad_of(ledger: Ledger, asked: Asked[K]) -> dict[K, Bad]:
     found = dict(asked.failed)
     if asked.rates:
         rule = ledger.rule(next(iter(asked.rates.values()))[0])
-        for (key, _), one in slow(asked.rates, rule.share, ledger.baseline.healthy).items():
+        for (key, _), one in slow(asked.rates, rule.share, ledger.healthy).items():
             found.setdefault(key, Bad(str(one), failed=False, tries=rule.tries))
     return found
 
@@ -122,6 +122,6 @@ def keep(ledger: Ledger, groups: Groups[K], asked: Asked[K], bad: Mapping[K, Bad
 
 def tell_unjudged(ledger: Ledger, asked: Asked[K]) -> None:
     """Say so where there is nothing to compare rates with."""
-    if asked.rates and not judged(asked.rates, ledger.baseline.healthy):
+    if asked.rates and not judged(asked.rates, ledger.healthy):
         kinds = sorted({kind.metric for kind, _ in asked.rates.values()})
         ledger.note(f"{', '.join(kinds)}: too few to compare, and no baseline: told, not judged")
