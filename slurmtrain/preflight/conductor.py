@@ -198,6 +198,7 @@ class Conductor:
 
     def _answer(self, task: _Task, member: Member, reply: Reply) -> None:
         """A member's answer. Where the first of a group failed before it offered a store, the others have nothing to do."""
+        task.unasked.discard(member)
         if member not in task.waiting:
             return
         task.waiting.discard(member)
@@ -205,7 +206,6 @@ class Conductor:
         if member == task.members[0]:
             for other in list(task.unasked):
                 self._answer(task, other, Reply(ok=False, said=f"{name(member)} opened no store: {reply.said}"))
-                task.unasked.discard(other)
 
     def _give_up(self, task: _Task, timeout_s: float) -> None:
         """Time is over: who was asked and has not answered is lost."""

@@ -189,6 +189,24 @@ def test_a_process_that_is_gone_is_said_at_once(made, crowd):
     assert made.each([("n1", 0)], MATMUL, 10.0)[("n1", 0)].ok
 
 
+def test_one_that_is_gone_before_it_could_be_told_is_told_nothing(made, crowd):
+    """Between the order to the first of its group and the offer of the store."""
+    lost = crowd.add(Member(made, "n2"))
+
+    def slow(member: Member, message: dict) -> None:
+        lost.sock.shutdown(socket.SHUT_RDWR)
+        threading.Timer(0.3, lambda: good(member, message)).start()
+
+    crowd.add(Member(made, "n1", act=slow))
+    other = crowd.add(Member(made, "n3"))
+    group = (("n1", 0), ("n2", 0), ("n3", 0))
+    made.wait(group, 10.0)
+    [replies] = made.groups([group], REDUCE, 10.0)
+    assert [reply.ok for reply in replies.values()] == [True, False, True]
+    assert replies[("n2", 0)].said == "its process is gone"
+    assert other.orders[0]["group"]["rank"] == 2
+
+
 def test_one_that_starts_anew_is_awaited_by_the_next_order(made, crowd):
     def anew(member: Member, message: dict) -> None:
         member.say({"id": message["id"], "reply": Reply(ok=False, said="hangs").to_json(), "restarts": True})
