@@ -39,7 +39,7 @@ OF_SLURM = "slurm"
 _MEASURE = ("torch", "numpy")
 """Packages whose versions a baseline remembers."""
 _MARGIN_S = 10.0
-"""Above the limit of one look at a node: so long the last nodes are waited for once most have answered well."""
+"""Above the limit of one look at a node: so long the last nodes are waited for once half of them have answered."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,15 @@ def report(asking: Asking, nodes: Sequence[str]) -> Report:
     asked = [node for node in nodes if node not in {one.node for one in alone}]
     result = _check(asking, request, asked).run()
     found = [*alone, *findings_of(result)]
+    found += _ended(asking, _fit(asked, found))
+    of_all: dict[str, list[str]] = {}
     if wanted(MPI_WORLD, request):
-        found += tolerated(_world(asking).check(_fit(asked, found)), request)
-    of_all = {MPI_WORLD: _fit(asked, found)} if wanted(MPI_WORLD, request) else {}
-    full = _measured(asking, request, _fit(asked, found)) if asking.level == "full" else FullResult()
+        of_all[MPI_WORLD] = _fit(asked, found)
+        found += tolerated(_world(asking).check(of_all[MPI_WORLD]), request)
+    full = FullResult()
     if asking.level == "full":
-        of_all |= {name: _fit(asked, found) for name in made_at(request)}
+        of_all |= dict.fromkeys(made_at(request), _fit(asked, found))
+        full = _measured(asking, request, _fit(asked, found))
     found += full.findings
     told = Report(
         doors.clock.time(),
@@ -110,6 +113,15 @@ def report(asking: Asking, nodes: Sequence[str]) -> Report:
         full.notes,
     )
     return _recorded(asking, told, full, result.answers) if asking.record else told
+
+
+def _ended(asking: Asking, nodes: Sequence[str]) -> list[Finding]:
+    """Slurm takes a job away when a node of it is lost: then nothing more can be asked of the others, and none of them is to blame."""
+    job = None if asking.slurm is None else asking.allocation.look(fresh=True).job
+    if asking.slurm is None or (job is not None and job.state == "RUNNING"):
+        return []
+    said = f"job {asking.allocation.job_id} is {'gone' if job is None else job.state} by now: no further question can be asked"
+    return [Finding(node, OF_SLURM, "unknown", said, "salloc --no-kill keeps a job when one of its nodes is lost") for node in nodes]
 
 
 def _measured(asking: Asking, request: Request, nodes: Sequence[str]) -> FullResult:
@@ -252,12 +264,13 @@ def _check(asking: Asking, request: Request, nodes: Sequence[str]) -> Check:
         ulimits=site.environment.ulimits,
         request=request,
     )
-    most = Wanted(len(nodes), len(nodes) // 2 + 1, site.timeouts.node_check_timeout_s, patience_s=site.preflight.timeout_s + _MARGIN_S)
+    patience_s = site.preflight.timeout_s + _MARGIN_S
+    half = Wanted(len(nodes), max(1, len(nodes) // 2), site.timeouts.node_check_timeout_s, patience_s, any_answer=True)
     return Check(
         asking.launcher,
         lambda some: asking.spec(some, "slurmtrain.preflight.node", str(folder.request)),
         expected,
-        most,
+        half,
         answers=folder.nodes_dir,
         logs=folder.path,
         clock=asking.doors.clock,

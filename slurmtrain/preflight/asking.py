@@ -36,13 +36,14 @@ _END_GRACE_S = 2.0
 @dataclass(frozen=True)
 class Wanted:
     """How many nodes the world takes, at most and at least, how long a check may take, and how long the rest is waited for once as many as
-    the least have answered well.
+    the least have answered well; `any_answer`: once they have answered at all.
     """
 
     most: int
     least: int
     timeout_s: float
     patience_s: float = ELASTIC_GRACE_S
+    any_answer: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,9 @@ class Check:
     def _enough(self, now: float) -> bool:
         bad = {fault.node for fault in judge(self._answers, self._expected, silent={})}
         good = len(set(self._answers) - bad)
-        graces = ((self._wanted.most, GRACE_S), (self._wanted.least, self._wanted.patience_s))
-        return any(good >= least and now - self._enough_since.setdefault(least, now) >= grace_s for least, grace_s in graces)
+        enough = len(self._answers) if self._wanted.any_answer else good
+        graces = ((good, self._wanted.most, GRACE_S), (enough, self._wanted.least, self._wanted.patience_s))
+        return any(have >= least and now - self._enough_since.setdefault(least, now) >= grace_s for have, least, grace_s in graces)
 
     def _end(self) -> set[str]:
         """Let steps leave that are about to; the others are not waited for, their nodes may be dead. Nodes of those others."""

@@ -100,6 +100,17 @@ def test_a_node_that_an_administrator_has_drained_is_told_and_left_alone(desk):
     assert desk.slurm.cancelled == []
 
 
+def test_where_slurm_takes_the_job_away_the_others_are_not_to_blame(desk):
+    desk.shell.hung = {"n3"}
+    desk.clock.at(8.0, lambda: desk.slurm.change("33", state="NODE_FAIL"))
+    result = desk.type("preflight")
+    assert result.exit_code == 1
+    line = next(line for line in result.stdout.splitlines() if line.startswith("n[1-2,4]"))
+    assert "job 33 is NODE_FAIL by now" in line
+    assert "salloc --no-kill" in line
+    assert {module for module, _ in desk.shell.asked} == {"slurmtrain.preflight.node"}
+
+
 def test_where_slurm_does_not_tell_states_all_are_asked(desk, monkeypatch):
     from slurmtrain.errors import SlurmUnavailableError
 

@@ -41,10 +41,11 @@ class Nodes:
         answer = describe(node, "word", ["cannot write"] if node in self.bad else [], {})
         self.attempt.node_answer(node).write_bytes(NodeAnswer(**answer.__dict__).to_json())
 
-    def check(self, most: int, least: int = 0, timeout_s: float = 60.0, **more):
+    def check(self, most: int, least: int = 0, timeout_s: float = 60.0, *, patience_s=20.0, any_answer=False, **more):
         expected = Expected(self.names, "word", describe("", "", (), {}).version)
         folders = {"answers": self.attempt.nodes_dir, "logs": self.attempt.path}
-        return Check(self, self.spec, expected, Wanted(most, least or most, timeout_s), clock=self.clock, **folders, **more).run()
+        wanted = Wanted(most, least or most, timeout_s, patience_s, any_answer)
+        return Check(self, self.spec, expected, wanted, clock=self.clock, **folders, **more).run()
 
 
 class _Step:
@@ -121,6 +122,17 @@ def test_with_too_few_the_rest_is_waited_for_and_an_elastic_run_waits_less(tmp_p
     assert seconds <= result.seconds < seconds + 1
     assert result.fit(nodes.names) == ["n1"]
     assert bool(result.faults) == (least == 2), "who had all the time of the check has failed it"
+
+
+def test_where_an_answer_alone_counts_the_rest_is_waited_for_as_long_as_is_said(tmp_path):
+    nodes = Nodes(tmp_path, "n1 n2 n3 n4")
+    nodes.hung, nodes.bad = {"n2", "n4"}, {"n1"}
+    result = nodes.check(4, 2, patience_s=5.0, any_answer=True)
+    assert result.fit(nodes.names) == ["n3"]
+    assert 6.0 <= result.seconds < 6.6
+    again = Nodes(tmp_path / "again", "n1 n2 n3 n4")
+    again.hung, again.bad = {"n2", "n4"}, {"n1"}
+    assert again.check(4, 2, patience_s=5.0).seconds >= 60.0, "of those that have answered well there is one"
 
 
 def test_a_node_that_answers_badly_is_not_among_those_that_are_enough(tmp_path):
