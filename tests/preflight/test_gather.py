@@ -38,6 +38,18 @@ def cannot():
     raise CannotTellError("no such program: nvidia-smi", "install the driver")
 
 
+def no_child_is_left(limit_s: float = 30.0) -> bool:
+    """Those that were killed are gone as soon as the kernel comes to it."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def test_all_look_at_once_and_each_has_its_own_end():
     began = time.monotonic()
     found = gather(
@@ -61,8 +73,7 @@ def test_all_look_at_once_and_each_has_its_own_end():
     assert found.unknown["at a loss"] == ("no such program: nvidia-smi", "install the driver")
     assert "KeyError" in found.unknown["broken"][0]
     assert 1.0 <= time.monotonic() - began < 1.9, "two that hang cost one limit"
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert no_child_is_left()
 
 
 def test_one_limit_may_be_set_for_all():
