@@ -120,10 +120,8 @@ def test_where_all_are_harmed_a_restart_stops_with_one_line_and_sets_none_aside(
     with pytest.raises(CorruptCheckpointError) as caught:
         restored(run, "full", set_aside=lambda *_: pytest.fail("nothing was loaded"))
     told = str(caught.value)
-    assert (
-        f"no checkpoint verifies: mend one, or move the folder away to start anew (step 30: {VICTIM}: No such file or directory: the file holds model/w, "
-        in told
-    )
+    assert "no checkpoint verifies: mend one, or move the folder away to start anew (step 30: " in told
+    assert f"(step 30: {VICTIM}: No such file or directory: the file holds model/w, " in told
     assert f"; step 20: model/w, model/norm: {run.checkpoint(20)}/{VICTIM}: chunk 8 " in told
     assert told.isprintable()
 
