@@ -5,7 +5,7 @@
 | outlives its nodes (--no-kill) | whatever comes first of the following |
 | | healthy: the node's agent speaks, or a step of its own is answered |
 | | gone: its agent is silent while others speak, Slurm calls it down, the step fails, or nothing comes for `PROBE_S` |
-| does not | Slurm, in up to SlurmdTimeout; a node that answers a step of its own is healthy, and nobody waits |
+| does not | Slurm, in up to SlurmdTimeout; a node whose agent speaks, or that answers a step of its own, is healthy, and nobody waits |
 
 Of a job that Slurm will take back the batch script must not end before: it would be FAILED, and nobody would start it again. Such a job
 is requeued by Slurm itself; the TERM of that requeue ends the wait at once.
@@ -83,11 +83,25 @@ def slurms_word(c: Composition, record: AttemptRecord, verdict: Verdict, gone: t
         write_exit_code(c.run, c.disk, EXIT_TEMPFAIL)
     known = c.allocation.down(gone)
     if not known:
+        if _speak(c, gone):
+            c.say(f"the agents of {' '.join(gone)} speak: not a node failure")
+            return frozenset()
         spec = check_spec(c.setup, record.attempt, gone, c.allocation.step_job_id, c.environ, bare=True)
         if probe(c.launcher, spec, c.clock, c.signals) and not taken_back(c.allocation, c.signals):
             c.say(f"{' '.join(gone)} answers: not a node failure")
             return frozenset()
     return await_word(gone, c.allocation, c.clock, c.signals)
+
+
+def _speak(c: Composition, nodes: tuple[str, ...]) -> bool:
+    """Whether the agents of all these nodes say something from now on. A step needs files for its output: on a full disk none answers."""
+    began = c.clock.monotonic()
+    while c.agents.watched() and c.clock.monotonic() - began < LOST_S and not c.signals.count(TERM):
+        heard = c.agents.heard()
+        if all(node in heard and heard[node].at > began for node in nodes):
+            return True
+        c.clock.sleep(_LOOK_S)
+    return False
 
 
 def write_exit_code(run: RunDir, disk: Disk, code: int) -> None:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from slurmtrain.resilience.signals import TERM
+from tests.fakes.agents import FakeAgents
 from tests.resilience.stage import ONCE, PEER, Stage
 
 
@@ -59,6 +60,22 @@ def test_a_node_that_answers_was_healthy_and_it_was_a_fault(tmp_path):
     assert (summary.code, summary.outcome) == (93, "failed")
     assert "rank 2" in summary.cause
     assert stage.clock.time() - stage.began < 10 + 30
+
+
+def test_a_node_whose_agent_speaks_was_healthy_though_no_step_can_be_started_there(tmp_path):
+    """Broken: with a full disk a step has no file for its output, and the run stood still until Slurm's own limit."""
+    stage = Stage(tmp_path, recovery=ONCE)
+    stage.agents = FakeAgents(stage.clock, lively=True)
+    stage.train(until=1000)
+
+    def dies() -> None:
+        stage.silent = {"n2"}
+        lose_node_2(stage)
+
+    stage.at(10.0, dies)
+    assert (stage.supervise().outcome, stage.recorded().outcome.category) == ("failed", "rank_crash")
+    assert stage.clock.time() - stage.began < 10 + 30
+    assert "the agents of n2 speak: not a node failure" in stage.lines
 
 
 def test_a_node_that_neither_answers_nor_goes_down_is_a_fault_after_slurms_own_limit(tmp_path):
