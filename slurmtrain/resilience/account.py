@@ -58,7 +58,7 @@ def open_account(c: Composition) -> Exhausted | None:
 
     A disk that refuses is told of by the attempt.
     """
-    records, spent = read_attempts(c.run), read_budget(c.run)
+    records, spent = read_attempts(c.run), _spent(c)
     now = opened(spent, c.allocation.job_id, durable_step(c), records)
     missed = _starts_without_attempt(c, max((r.restart_count for r in records if r.job_id == c.allocation.job_id), default=-1))
     if missed:
@@ -71,8 +71,20 @@ def open_account(c: Composition) -> Exhausted | None:
         _tell(c, now)
     if now != spent:
         with suppress(OSError):
-            write_budget(c.run, c.disk, now)
+            _keep(c, now)
     return allowed if isinstance(allowed, Exhausted) else None
+
+
+def _spent(c: Composition) -> Spent:
+    """A budget that could not be written counts all the same: a full disk buys no restarts."""
+    return c.unwritten[-1] if c.unwritten else read_budget(c.run)
+
+
+def _keep(c: Composition, spent: Spent) -> None:
+    """Raises OSError."""
+    c.unwritten[:] = [spent]
+    write_budget(c.run, c.disk, spent)
+    c.unwritten.clear()
 
 
 def _judged(c: Composition, before: Spent, now: Spent, records: Sequence[AttemptRecord]) -> Allowed | Exhausted:
@@ -98,12 +110,12 @@ def close_account(c: Composition, attempt: int, outcome: Outcome) -> Allowed | E
     """Charge an attempt's end, and say whether there may be another; what was tried, when there may not."""
     recovery, cause = c.setup.job.recovery, outcome.category or "rank_crash"
     durable = outcome.last_durable_step
-    spent = charge(read_budget(c.run), cause, durable, progressed_first_step=made_a_step(outcome), attempt=attempt)
+    spent = charge(_spent(c), cause, durable, progressed_first_step=made_a_step(outcome), attempt=attempt)
     allowed = judge(spent, cause, recovery)
     if isinstance(allowed, Exhausted):
         spent = over(spent, allowed.why)
     try:
-        write_budget(c.run, c.disk, spent)
+        _keep(c, spent)
     except OSError as error:
         c.say(f"cannot write {c.run.budget_json}: {error.strerror}")
     if spent.over and outcome.kind not in {"finished", "stopped"}:

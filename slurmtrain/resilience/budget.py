@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from slurmtrain.atomic import Disk, to_json
@@ -94,10 +94,18 @@ def read_budget(run: RunDir) -> Spent:
     """What was spent; nothing where no file is, or none that can be read as one."""
     try:
         raw: dict[str, Any] = json.loads(run.budget_json.read_bytes())
-        known = {f.name: raw[f.name] for f in fields(Spent) if f.name in raw}
-        by_cause = {str(cause): int(n) for cause, n in known.get("by_cause", {}).items()}
-        return Spent(**{**known, "by_cause": by_cause, "attempts": tuple(map(int, known.get("attempts", ())))})
-    except (OSError, ValueError, TypeError, AttributeError):
+        by_cause = {str(cause): int(n) for cause, n in raw.get("by_cause", {}).items()}
+        step = raw.get("durable_step")
+        return Spent(
+            job_id=str(raw.get("job_id", "")),
+            attempt=int(raw.get("attempt", 0)),
+            durable_step=None if step is None else int(step),
+            without_progress=int(raw.get("without_progress", 0)),
+            by_cause=by_cause,
+            attempts=tuple(map(int, raw.get("attempts", ()))),
+            over=str(raw.get("over", "")),
+        )
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return Spent()
 
 

@@ -16,6 +16,7 @@ from slurmtrain.preflight.measuring import measure_on
 from slurmtrain.resilience.agent_steps import LocalStarter, SrunStarter, Starter, StepAgents
 from slurmtrain.resilience.agents import Agents, NoAgents
 from slurmtrain.resilience.allocation import Allocation, LocalAllocation, SlurmAllocation
+from slurmtrain.resilience.budget import Spent
 from slurmtrain.resilience.ranks import Setup
 from slurmtrain.resilience.signals import Signals
 from slurmtrain.resilience.speaker import Speaker
@@ -32,7 +33,8 @@ from slurmtrain.steps.srun import SrunLauncher
 class Composition:
     """All that a supervisor touches. `client` None: no Slurm here. `command`: what each rank runs instead of the trainer.
 
-    `numbers`: of the orders to the agents, whoever gives them; `measure`: what a full preflight measures nodes by.
+    `numbers`: of the orders to the agents, whoever gives them; `unwritten`: the run's budget, while its file cannot be written;
+    `measure`: what a full preflight measures nodes by.
     """
 
     setup: Setup
@@ -48,6 +50,7 @@ class Composition:
     command: tuple[str, ...] | None = None
     agents: Agents = field(default_factory=NoAgents)
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    unwritten: list[Spent] = field(default_factory=list)
     measure: Callable[..., FullResult] = measure_on
 
     @property

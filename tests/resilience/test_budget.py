@@ -171,7 +171,17 @@ def test_the_file_holds_it_and_a_damaged_one_is_none(tmp_path):
     spent = Spent("12", 4, 100, 2, {"hang": 1}, (3, 4), "why")
     write_budget(run, FakeDisk(), spent)
     assert read_budget(run) == spent
-    for damage in (b"", b"{", b"[]", b'{"by_cause": 7}', b'{"attempts": ["x"]}', b'{"by_cause": {"a": null}}'):
+    for damage in (
+        b"",
+        b"{",
+        b"[]",
+        b'{"by_cause": 7}',
+        b'{"attempts": ["x"]}',
+        b'{"by_cause": {"a": null}}',
+        b'{"attempt": "x"}',
+        b'{"durable_step": []}',
+        b"[" * 99999,
+    ):
         run.budget_json.write_bytes(damage)
         assert read_budget(run) == Spent()
 

@@ -215,6 +215,17 @@ def test_a_budget_that_is_spent_ends_the_run_with_93_and_says_what_was_tried(tmp
     assert len([line for line in stage.lines if line.startswith("tried: attempt")]) == 3
 
 
+def test_a_budget_that_cannot_be_written_is_spent_all_the_same(tmp_path):
+    """Broken: a full disk, or a folder in the place of the file, bought restarts without end."""
+    stage = Stage(tmp_path)
+    stage.run.budget_json.mkdir()
+    for attempt in range(1, 9):
+        stage.at(1.0, lambda: stage.make_step(1), attempt)
+        stage.at(1.5, lambda: crash(stage), attempt)
+    assert stage.supervise().code == 93
+    assert stage.run.attempt_numbers() == [1, 2, 3]
+
+
 def two_crashes(tmp_path, **make) -> Stage:
     """A run whose third attempt would come after a pause of 100 s; `paused` seconds after that begins a test may do something."""
     stage = Stage(tmp_path, recovery={"backoff_s": 100.0, "no_progress": 9, "budgets": {"rank_crash": 9}}, **make)
