@@ -111,7 +111,7 @@ def test_a_folder_that_gives_back_something_else(tmp_path, monkeypatch):
 )
 def test_room_for_the_next_checkpoint(bytes_, files, found):
     with mounted("-t", "tmpfs", "-o", "size=4m,nr_inodes=100", "tmpfs") as small:
-        wish = request(small, need_bytes=bytes_, need_files=files)
+        wish = request(small / "checkpoints", small / "events", need_bytes=bytes_, need_files=files)
         told = judged(shared_space.CHECK, shared.look(MACHINE, wish), wish)
         assert len(told) == found
         assert all(" needed, " in line and "(on the file system)" in line for _, line in told)

@@ -14,7 +14,7 @@ SITE = {"paths": {"root": "/runs", "scratch": "/raid/scratch"}}
 
 
 def tried(**changes: Any) -> dict[str, Any]:
-    return {"seconds": 0.01, "same": True, "free_bytes": 800_000 * GB, "free_files": 10**9, **changes}
+    return {"seconds": 0.01, "same": True, "device": 40, "free_bytes": 800_000 * GB, "free_files": 10**9, **changes}
 
 
 def failed(errno: str, error: str, at: str = "write into") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Room for the next checkpoint on the shared file system, in bytes and files."""
+"""Room for the next checkpoint on the shared file system, in bytes and files. Of two folders on one file system one is told."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ _REMEDY = "make room there (`slurmtrain ckpt prune`), or keep fewer checkpoints"
 
 
 def judge(facts: Facts, request: Request) -> Iterator[Trouble]:
-    need = Need(request.need_bytes, request.need_files)
+    need, told = Need(request.need_bytes, request.need_files), set[int]()
     for name, one in facts["folders"].items():
-        if "error" not in one:
-            files = math.inf if one["free_files"] is None else one["free_files"]
-            if short := short_of(Path(name), need, Left(one["free_bytes"], files, "on the file system")):
-                yield Trouble("fail", short.removeprefix(f"{name}: "), _REMEDY, name)
+        if "error" in one or one["device"] in told:
+            continue
+        files = math.inf if one["free_files"] is None else one["free_files"]
+        if short := short_of(Path(name), need, Left(one["free_bytes"], files, "on the file system")):
+            told.add(one["device"])
+            yield Trouble("fail", short.removeprefix(f"{name}: "), _REMEDY, name)
 
 
 CHECK = Check("shared-space", "shared", "the shared file system has room for the next checkpoint", judge)

@@ -17,7 +17,8 @@ BYTES = 64 << 10
 
 
 def tried(folder: Path, clock: Clock) -> dict[str, Any]:
-    """`seconds`, `same` (what was read is what was written), `free_bytes`, `free_files` (None: not counted); or `error`, `errno` and `at`.
+    """`seconds`, `same` (what was read is what was written), `device` (of the file system), `free_bytes`, `free_files` (None: not counted);
+    or `error`, `errno` and `at`.
 
     The folder is made where only it is missing, as a start makes it.
     """
@@ -31,8 +32,8 @@ def tried(folder: Path, clock: Clock) -> dict[str, Any]:
         at = "remove a file from"
         path.unlink()
         seconds, at = clock.monotonic() - began, "ask the free space of"
-        left = free(folder)
+        device, left = folder.stat().st_dev, free(folder)
     except OSError as error:
         return {"error": error.strerror or str(error), "errno": errno.errorcode.get(error.errno or 0, ""), "at": at}
     files = None if math.isinf(left.files) else int(left.files)
-    return {"seconds": seconds, "same": back == data, "free_bytes": int(left.bytes), "free_files": files}
+    return {"seconds": seconds, "same": back == data, "device": device, "free_bytes": int(left.bytes), "free_files": files}
