@@ -1,4 +1,7 @@
-"""Writing events: lines go through a queue to one writer thread; training never waits for the disk and never dies of it."""
+"""Writing events: lines go through a queue to one writer thread; training never waits for the disk and never dies of it.
+
+What a disk refuses (full, gone for a while) is kept, as many lines as the queue holds, and offered again until it is taken.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from slurmtrain.telemetry.events import Event
 
 QUEUE_LINES = 100_000
 _BATCH_LINES = 1000
+AGAIN_S = 1.0
+"""After which what was refused is offered again."""
 
 
 def _to_stderr(text: str) -> None:
@@ -27,7 +32,7 @@ def _to_stderr(text: str) -> None:
 class EventSink:
     """Appends events of one process to one file; events of several attempts follow one another in it.
 
-    `disk` and `report` are for tests and for callers with a log of their own; `report` gets one line, once, when a line is lost.
+    `disk` and `report` are for tests and for callers with a log of their own; `report` gets one line, once, when a line is lost or has to wait.
     """
 
     def __init__(
@@ -42,7 +47,9 @@ class EventSink:
         self._done = threading.Event()
         self._torn = True  # another process may have died in the middle of the last line
         self._lost = 0
-        self._closed = False
+        self._kept: list[str] = []
+        """Refused by the disk so far."""
+        self._told = self._closed = False
 
     @property
     def lost(self) -> int:
@@ -84,14 +91,25 @@ class EventSink:
         ended = False
         while not ended:
             batch, ended = self._batch()
-            if batch:
-                self._append(batch)
+            self._keep(batch)
+            if self._kept:
+                self._append()
+        self._lose(len(self._kept), "the disk refuses them")
         self._done.set()
 
+    def _keep(self, batch: list[str]) -> None:
+        self._kept += batch
+        if (over := len(self._kept) - QUEUE_LINES) > 0:
+            del self._kept[:over]
+            self._lose(over, "the disk refuses them")
+
     def _batch(self) -> tuple[list[str], bool]:
-        """Wait for a line, take what else is there; True when the end was asked for."""
+        """Wait for a line, or for the time to offer again what is kept; take what else is there; True when the end was asked for."""
         batch: list[str] = []
-        item = self._lines.get()
+        try:
+            item = self._lines.get(timeout=AGAIN_S if self._kept else None)
+        except queue.Empty:
+            return batch, False
         while item is not None:
             batch.append(item)
             if len(batch) >= _BATCH_LINES:
@@ -102,22 +120,28 @@ class EventSink:
                 return batch, False
         return batch, True
 
-    def _append(self, batch: list[str]) -> None:
+    def _append(self) -> None:
         try:
             self.path.parent.mkdir(exist_ok=True)  # never those above it: a run folder that is gone shall come back, not begin anew
             head = "\n" if self._torn and not _ends_whole(self.path) else ""
-            self._disk.append(self.path, (head + "".join(batch)).encode())
-            self._torn = False
+            self._disk.append(self.path, (head + "".join(self._kept)).encode())
+            self._torn, self._kept = False, []
         except OSError as error:
             self._torn = True
-            self._lose(len(batch), error.strerror or str(error))
+            self._tell("cannot be written just now", error.strerror or str(error))
 
     def _lose(self, count: int, why: str) -> None:
         with self._lock:
-            first, self._lost = self._lost == 0, self._lost + count
+            self._lost += count
+        if count:
+            self._tell("are lost", why)
+
+    def _tell(self, what: str, why: str) -> None:
+        with self._lock:
+            first, self._told = not self._told, True
         if first:
             with suppress(OSError):  # the log of a rank may lie on the same full disk
-                self._report(f"slurmtrain: events are lost, training goes on: {self.path}: {one_line(why)}")
+                self._report(f"slurmtrain: events {what}, training goes on: {self.path}: {one_line(why)}")
 
 
 def _ends_whole(path: Path) -> bool:

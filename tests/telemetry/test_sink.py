@@ -91,7 +91,7 @@ def test_a_disk_that_refuses_is_counted_and_said_once(path, code, words):
         events.emit("step", step=step)
     assert events.close()
     assert events.lost == 20
-    assert said == [f"slurmtrain: events are lost, training goes on: {path}: {words}"]
+    assert said == [f"slurmtrain: events cannot be written just now, training goes on: {path}: {words}"]
 
 
 def test_a_folder_that_cannot_be_made_is_counted(tmp_path):
@@ -103,14 +103,53 @@ def test_a_folder_that_cannot_be_made_is_counted(tmp_path):
     assert (events.lost, len(said)) == (1, 1)
 
 
-def test_writing_goes_on_when_the_disk_has_room_again(path):
-    events = sink(path, disk=FakeDisk({"append": {1}}), report=lambda _: None)
+def test_what_was_refused_is_written_in_its_place_when_the_disk_has_room_again(path):
+    refused = threading.Event()
+    events = sink(path, disk=FakeDisk({"append": {1}}), report=lambda _: refused.set())
     events.emit("step", step=1)
-    while events.lost == 0:
-        time.sleep(0.001)
+    assert refused.wait(10)
     events.emit("step", step=2)
     assert events.close()
-    assert [event.fields["step"] for event in read_events(path.parent)] == [2]
+    assert [event.fields["step"] for event in read_events(path.parent)] == [1, 2]
+    assert events.lost == 0
+
+
+def test_events_wait_for_a_run_folder_that_is_gone_and_make_none(path, monkeypatch):
+    monkeypatch.setattr(sink_module, "AGAIN_S", 0.01)
+    run, away, refused = path.parent.parent / "run", path.parent.parent / "away", threading.Event()
+    run.mkdir()
+    events = sink(run / "events" / "node-000.jsonl", report=lambda _: refused.set())
+    events.emit("step", step=1)
+    while not (run / "events" / "node-000.jsonl").exists():
+        time.sleep(0.001)
+    run.rename(away)
+    events.emit("step", step=2)
+    assert refused.wait(10)
+    assert not run.exists()
+    away.rename(run)
+    deadline = time.monotonic() + 10
+    while len(list(read_events(run / "events"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert [event.fields["step"] for event in read_events(run / "events")] == [1, 2], "without a further event"
+    assert events.close()
+
+
+def test_of_what_a_disk_goes_on_refusing_the_newest_lines_are_kept(path, monkeypatch):
+    monkeypatch.setattr(sink_module, "QUEUE_LINES", 10)
+    disk, refused = FakeDisk({"append": None}), threading.Event()
+    events = sink(path, disk=disk, report=lambda _: refused.set())
+    events.emit("step", step=0)
+    assert refused.wait(10)
+    for step in range(1, 15):
+        while events._lines.full():  # noqa: SLF001 the test is faster than the writer
+            time.sleep(0.001)
+        events.emit("step", step=step)
+    deadline = time.monotonic() + 10
+    while events.lost < 5 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    disk.faults.clear()
+    assert events.close()
+    assert [event.fields["step"] for event in read_events(path.parent)] == list(range(5, 15))
 
 
 def test_a_log_on_the_same_full_disk_does_not_end_the_writing(path):
@@ -127,8 +166,8 @@ def test_a_log_on_the_same_full_disk_does_not_end_the_writing(path):
         time.sleep(0.001)
     events.emit("step", step=2)
     assert events.close()
-    assert [event.fields["step"] for event in read_events(path.parent)] == [2]
-    assert len(asked) == events.lost == 1
+    assert [event.fields["step"] for event in read_events(path.parent)] == [1, 2]
+    assert len(asked) == 1
 
 
 def test_a_line_that_a_dead_attempt_left_half_does_not_eat_the_next(path):
