@@ -88,7 +88,10 @@ class Probes(Protocol):
         """Wait until all of them are there, or the time is over; those of them that are, in the order of the nodes."""
 
     def each(self, members: Sequence[Member], order: Order, timeout_s: float) -> dict[Member, Reply]:
-        """The same order to each at the same time; a reply for every one of them, after `timeout_s` at the latest."""
+        """The same order to each at the same time; a reply for every one of them.
+
+        After `timeout_s` at the latest, and before it RETURN_S of the conductor where one of them is just starting anew.
+        """
 
     def groups(self, groups: Sequence[tuple[Member, ...]], order: Order, timeout_s: float) -> list[dict[Member, Reply]]:
         """Disjoint groups at the same time, each with a process group of its own whose store is at its first member; replies as in `each`.

@@ -14,7 +14,7 @@ from slurmtrain.preflight.probing import Member, Order, Probes
 
 A, B, C = ("n1", 0), ("n2", 0), ("n3", 0)
 SIZE = 1 << 16
-LATE_S = 2.0
+LATE_S = 1.5
 """Time-out of an order that one does not answer."""
 LEEWAY_S = 4.0
 """Of a loaded machine."""

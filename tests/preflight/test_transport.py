@@ -80,6 +80,7 @@ ONE_NODE = IB.replace("nNodes 2", "nNodes 1") + NVLS
         (LIBFABRIC.format("efa") + EFA_CHANNEL, "EFA GPUDirect"),
         (LIBFABRIC.format("efa") + EFA_PLAIN, "EFA"),
         (LIBFABRIC.format("tcp;ofi_rxm") + EFA_PLAIN, "Socket"),
+        (LIBFABRIC.format("tcp;ofi_rxm") + EFA_CHANNEL, "Socket"),
         (LIBFABRIC.format("cxi") + EFA_CHANNEL, "OFI GPUDirect"),
         (SOCKET + "rank 0 nRanks 4 nNodes 2\n", "Socket"),
         (SOCKET_CHANNELS, "Socket"),
