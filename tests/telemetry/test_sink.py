@@ -141,7 +141,7 @@ def test_of_what_a_disk_goes_on_refusing_the_newest_lines_are_kept(path, monkeyp
     events.emit("step", step=0)
     assert refused.wait(10)
     for step in range(1, 15):
-        while events._lines.full():  # noqa: SLF001 the test is faster than the writer
+        while events._lines.full():
             time.sleep(0.001)
         events.emit("step", step=step)
     deadline = time.monotonic() + 10
