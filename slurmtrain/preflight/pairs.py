@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurmtrain.preflight.ledger import Ledger
-from slurmtrain.preflight.phases import CPU_PAIR_BYTES, CPU_PAIR_REPEATS, REMEDIES, read_pair
+from slurmtrain.preflight.phases import CPU_PAIR_BYTES, CPU_REPEATS, REMEDIES, read_pair
 from slurmtrain.preflight.probing import Order
 from slurmtrain.preflight.rates import LEAST_PEERS, Kind, Metric, rule_of
 from slurmtrain.preflight.tournament import Pair, Round, bad_nodes, left_out, schedule
@@ -101,7 +101,7 @@ def _first_pass(ledger: Ledger, plan: Sequence[Round], seen: _Seen, pairs_s: flo
 
 def _round(ledger: Ledger, pairs: Round) -> Asked[Cell]:
     cells = _cells(ledger, pairs)
-    order = Order("pair") if ledger.request.on_gpus else Order("pair", sizes=(CPU_PAIR_BYTES,), repeats=CPU_PAIR_REPEATS)
+    order = Order("pair") if ledger.request.on_gpus else Order("pair", sizes=(CPU_PAIR_BYTES,), repeats=CPU_REPEATS)
     return ask_once(ledger, cells, Measure("pair", order, read_pair, limit_s=min(ROUND_S, ledger.order_s)))
 
 

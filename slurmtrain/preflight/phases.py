@@ -22,9 +22,8 @@ REMEDIES: Mapping[str, str] = {
     "storage-rate": "look at the mount and the file system's servers from that node",
     "transport": "see NCCL_DEBUG=INFO there: is the plugin loaded, are the HCAs up, is NCCL_IB_HCA right?",
 }
-CPU_ROWS, CPU_PAIR_BYTES, CPU_BYTES = 1536, 1 << 24, 1 << 24
+CPU_ROWS, CPU_PAIR_BYTES, CPU_REPEATS, CPU_BYTES = 2048, 1 << 26, 3, 1 << 24
 """On CPUs: a product and a message that take longer than a slice of the scheduler's; a file that a shared disk takes at once."""
-CPU_PAIR_REPEATS = 3
 _FAST = frozenset({"IB", "RoCE", "EFA"})
 _BETWEEN_NODES = _FAST | {"GPUDirect"}
 _EXPECTED: Mapping[str, tuple[str, ...]] = {"infiniband": ("IB",), "roce": ("RoCE",)}
@@ -40,7 +39,7 @@ def matmul(ledger: Ledger, *, rates: bool, results: bool) -> None:
         figures = next(iter(replies.values())).figures
         return {"matmul_tflops": (int(figures.get("size", 0)), figures["tflops"])}
 
-    order = Order("matmul") if ledger.request.on_gpus else Order("matmul", sizes=(CPU_ROWS,))
+    order = Order("matmul") if ledger.request.on_gpus else Order("matmul", sizes=(CPU_ROWS,), repeats=CPU_REPEATS)
     measure = Measure("matmul", order, read, members=1)
     groups = {member: (member,) for member in ledger.members()}
     bad = trial(ledger, groups, measure) if rates else ask_once(ledger, groups, measure).failed
