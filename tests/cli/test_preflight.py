@@ -24,6 +24,8 @@ def desk(tmp_path, monkeypatch):
     for module in (registry, listing):
         monkeypatch.setattr(module, "all_checks", lambda: (CHECK,))
     monkeypatch.setattr(registry, "all_sources", lambda: (SOURCE,))
+    monkeypatch.setattr("slurmtrain.preflight.node.remove_leftovers", lambda clock: [])  # they have tests of their own, and take a while
+    monkeypatch.setattr("slurmtrain.preflight.answer.packages", lambda: {"torch": "2.13.0"})
     made = PreflightDesk(tmp_path)
     made.in_job()
     return made
