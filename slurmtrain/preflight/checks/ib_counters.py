@@ -2,7 +2,7 @@
 
 | seen | grade | why |
 |---|---|---|
-| an EVENT grew within the second in which we looked | fail | no healthy, idle link does that (NVSentinel: any growth is fatal) |
+| an EVENT grew within the second in which we looked | fail | NVSentinel: fatal; of link_error_recovery it bears 5 a minute |
 | NOISE grew by `NOW_PER_S` a second then | fail | NVSentinel's bound of degradation, 10 a second |
 | an EVENT `FAIL_PER_DAY` times a day since boot | fail | the link flaps: 10 is infiniband-diags' bound for any span of time |
 | an EVENT 10 times in all, and once a day | warn | it may be over: nobody knows when it was |
