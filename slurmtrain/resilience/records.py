@@ -13,6 +13,8 @@ from slurmtrain.rundir import RunDir
 from slurmtrain.telemetry.causes import Cause
 
 RECORD_VERSION = 1
+_NEVER = 1e11
+"""Seconds since the epoch, in some thousand years: no date goes so far."""
 OutcomeKind = Literal["finished", "stopped", "requeue", "config", "failed", "node_failure", "launch"]
 """finished: all steps done. stopped: saved because a person asked. requeue: stopped, to be started again. config: refused by a
 rank (78). failed: a fault of code. node_failure: a node is gone. launch: no rank ever spoke."""
@@ -117,9 +119,17 @@ def read_attempt(run: RunDir, number: int) -> AttemptRecord | None:
         raw = _known(AttemptRecord, json.loads(run.attempt(number).attempt_json.read_bytes()))
         ended = raw.pop("outcome", None)
         outcome = Outcome(**_known(Outcome, ended)) if isinstance(ended, dict) else None
-        return AttemptRecord(**{**raw, "nodes": tuple(raw["nodes"]), "spares": tuple(raw["spares"])}, outcome=outcome)
+        record = AttemptRecord(**{**raw, "nodes": tuple(raw["nodes"]), "spares": tuple(raw["spares"])}, outcome=outcome)
+        return record if _is_sound(record) else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def _is_sound(record: AttemptRecord) -> bool:
+    """Whether its numbers can be reckoned with. Raises TypeError for what is none."""
+    ended = record.outcome
+    times = (record.t_start, record.t_checked, record.t_ranks, *((ended.t_end, ended.fault_t, ended.seen_t) if ended else ()))
+    return record.tasks_per_node > 0 and all(0 <= t < _NEVER for t in times if t is not None)
 
 
 def read_attempts(run: RunDir) -> list[AttemptRecord]:

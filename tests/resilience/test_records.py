@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from slurmtrain.atomic import SystemDisk
 from slurmtrain.resilience.records import (
     AttemptRecord,
@@ -43,6 +45,18 @@ def test_a_file_of_a_newer_release_is_read_and_one_that_is_not_whole_is_none(tmp
     raw = json.loads(RECORD.to_json()) | {"v": 2, "weather": "fair", "outcome": {"kind": "stopped", "cause": "x", "mood": "good"}}
     run.attempt(2).attempt_json.write_text(json.dumps(raw))
     assert [r.outcome.kind for r in read_attempts(run)] == ["stopped"]
+
+
+@pytest.mark.parametrize("key", ["t_start", "t_checked", "tasks_per_node", "outcome"])
+@pytest.mark.parametrize("value", ["x", -3, 1e300, float("nan")])
+def test_numbers_that_nobody_can_reckon_with_make_a_record_none(tmp_path, key, value):
+    """Broken: `goodput` fell over a record that somebody had written into."""
+    run = RunDir(tmp_path)
+    run.attempt(3).create()
+    told = {"outcome": {"kind": "failed", "cause": "x", "t_end": value}} if key == "outcome" else {key: value}
+    run.attempt(3).attempt_json.write_text(json.dumps(json.loads(RECORD.to_json()) | told))
+    found = read_attempt(run, 3)
+    assert found is None or (key, value) == ("tasks_per_node", 1e300)
 
 
 def test_the_node_of_a_rank():
