@@ -28,7 +28,7 @@ from slurmtrain.resilience.records import AttemptRecord, Outcome, read_attempts
 from slurmtrain.resilience.requeue import Wish, arrange, requeue
 from slurmtrain.resilience.signals import TERM
 from slurmtrain.slurm.hostlist import expand
-from slurmtrain.telemetry.history import cancelled, read_acts
+from slurmtrain.telemetry.history import add_act, cancelled, read_acts
 from slurmtrain.units import counted
 
 
@@ -37,12 +37,12 @@ def barred_link(c: Composition) -> Barred | None:
     if c.setup.job.slurm.continuation != "chain" or not c.allocation.job_id:
         return None
     records = read_attempts(c.run)
-    by_person = cancelled(read_acts(c.run), c.allocation.job_id) or _link_before_was_cancelled(c)
+    by_person = cancelled(read_acts(c.run), c.allocation.job_id) or _cancelled_unheard(c)
     return barred(c.allocation.job_id, read_budget(c.run), records[-1] if records else None, cancelled=by_person)
 
 
-def _link_before_was_cancelled(c: Composition) -> bool:
-    """Whether a person's scancel ended the link before this one: it may have come while no supervisor lived to write it down."""
+def _cancelled_unheard(c: Composition) -> bool:
+    """Whether a person's scancel ended the link before this one, while no supervisor lived to write it down: it is now, for later links."""
     array, _, own = c.allocation.job_id.partition("_")
     if c.client is None or not own.isdecimal() or int(own) < 1:
         return False
@@ -50,7 +50,11 @@ def _link_before_was_cancelled(c: Composition) -> bool:
         job = c.client.job(f"{array}_{int(own) - 1}")
     except SlurmError:
         return False
-    return job is not None and job.state == "CANCELLED"
+    if job is None or job.state != "CANCELLED":
+        return False
+    with suppress(OSError):
+        add_act(c.run, c.disk, c.clock.time(), "cancel", job_id=array, detail=f"scancel of link {int(own) - 1}, by Slurm's word")
+    return True
 
 
 def open_account(c: Composition) -> Exhausted | None:
