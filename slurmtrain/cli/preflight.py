@@ -92,8 +92,10 @@ def command(ctx: click.Context, /, **said: Any) -> None:
         _list(target, doors, as_json=said["as_json"])
         return
     _check_only(only, target, doors, said)
-    made = _here(target, doors, only, said) if said["here"] else _ask(target, doors, only, said)
-    _remember(made, target, doors, by="here" if said["here"] else "command")
+    history = target.history(doors.env)
+    made = _here(target, doors, only, said, history) if said["here"] else _ask(target, doors, only, said)
+    if history is not None:
+        _remember(made, history, target, doors, by="here" if said["here"] else "command")
     if said["prometheus"] is not None:
         from slurmtrain.preflight.prometheus import exposition
 
@@ -154,10 +156,10 @@ def _list(target: Target, doors: Doors, *, as_json: bool) -> None:
     show_list(_listing(target, doors), as_json=as_json)
 
 
-def _here(target: Target, doors: Doors, only: tuple[str, ...], said: dict[str, Any]) -> Report:
+def _here(target: Target, doors: Doors, only: tuple[str, ...], said: dict[str, Any], history: Path | None) -> Report:
     from slurmtrain.cli.preflight_here import here
 
-    return here(target, doors, only=only, fresh=said["fresh"], history=target.history(doors.env))
+    return here(target, doors, only=only, fresh=said["fresh"], history=history)
 
 
 def _ask(target: Target, doors: Doors, only: tuple[str, ...], said: dict[str, Any]) -> Report:
@@ -188,14 +190,11 @@ def _say(said: dict[str, Any]) -> Any:
     return (lambda _: None) if said["as_json"] or said["nagios"] else (lambda text: click.echo(text, err=True))
 
 
-def _remember(made: Report, target: Target, doors: Doors, *, by: str) -> None:
+def _remember(made: Report, path: Path, target: Target, doors: Doors, *, by: str) -> None:
     """Into the history; that it cannot be written keeps nobody from anything."""
     from slurmtrain.cli.runs import job_of
     from slurmtrain.preflight.history import append
 
-    path = target.history(doors.env)
-    if path is None:
-        return
     try:
         append(path, doors.disk, made.entries(by=by, job_id=job_of(doors.env), run=target.run_name))
     except OSError as error:

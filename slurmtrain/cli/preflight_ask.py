@@ -25,6 +25,7 @@ from slurmtrain.preflight.mpi_world import MpiWorld
 from slurmtrain.preflight.report import Report, findings_of, passed
 from slurmtrain.preflight.request import Request
 from slurmtrain.resilience.allocation import Allocation, LocalAllocation, SlurmAllocation
+from slurmtrain.resilience.lines import stamp
 from slurmtrain.resilience.placement import expected_memory
 from slurmtrain.resilience.ranks import agent_environment, site_environment
 from slurmtrain.slurm.client import SlurmClient
@@ -198,12 +199,21 @@ def left_alone(slurm: SlurmClient | None, nodes: Sequence[str]) -> list[Finding]
             one.name,
             OF_SLURM,
             "unknown",
-            f"{'+'.join(sorted(one.states))}{f' ({one.reason})' if one.reason else ''}: not looked at",
+            f"{'+'.join(sorted(one.states))}{f' ({_reason(one.reason)})' if one.reason else ''}: not looked at",
             "its state is the administrator's affair, and stays as it is: use other nodes",
         )
         for one in known
         if one.down or "DRAIN" in one.states
     ]
+
+
+def _reason(text: str) -> str:
+    """Slurm's word, with a time that people read.
+
+    >>> _reason("fan broken [ada@0]").partition(" 19")[0]
+    'fan broken, by ada at'
+    """
+    return re.sub(r" \[(\w+)@(\d+)\]$", lambda form: f", by {form[1]} at {stamp(float(form[2]))}", text)
 
 
 def tolerated(found: Sequence[Finding], request: Request) -> list[Finding]:
