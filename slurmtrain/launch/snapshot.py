@@ -5,6 +5,7 @@ Without a git repository around the job file only `--include` is copied. With `-
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -20,6 +21,7 @@ from slurmtrain.units import format_size
 LIMIT_BYTES = 256 << 20
 """Code is not data: a copy for every run must stay small."""
 GIT_TIMEOUT_S = 60.0
+_OF_THE_COPY = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,17 @@ def copy_snapshot(snapshot: Snapshot, target: Path) -> None:
         if path.is_symlink():
             copy.symlink_to(_link_target(path, name))
         else:
-            shutil.copy2(path, copy)
+            _copy(path, copy)
+
+
+def _copy(path: Path, copy: Path) -> None:
+    """Raises OSError, with the copy's name where it is the copy that could not be written: shutil names the file that was read."""
+    try:
+        shutil.copy2(path, copy)
+    except OSError as error:
+        if error.errno in _OF_THE_COPY:
+            raise OSError(error.errno, error.strerror, str(copy)) from None
+        raise
 
 
 def _link_target(path: Path, name: str) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from slurmtrain.errors import ConfigError, UserError
-from slurmtrain.launch.snapshot import copy_snapshot, plan_snapshot
+from slurmtrain.launch.request import CodeRecord
+from slurmtrain.launch.snapshot import Snapshot, copy_snapshot, plan_snapshot
 from slurmtrain.shell import Completed, SystemShell
 
 ENV = {**os.environ, "GIT_DIR": "/nowhere", "GIT_CONFIG_GLOBAL": "/dev/null"}
@@ -147,3 +151,17 @@ def test_a_machine_without_git(repo):
             return Completed(tuple(argv), 127, "", "git: No such file or directory")
 
     assert snapshot(repo, shell=NoGit()).files == ()
+
+
+def test_a_disk_that_is_full_is_named_by_the_copy_not_by_what_was_read(tmp_path, monkeypatch):
+    """Broken: the user was told that the disk of his own, read-only code was full."""
+    (tmp_path / "train.py").write_text("")
+    snap = Snapshot(CodeRecord(source="", commit=None, dirty=False), ((tmp_path / "train.py", "train.py"),))
+
+    def full(source: Path, _copy: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(source))
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        copy_snapshot(snap, tmp_path / "run/code")
+    assert caught.value.filename == str(tmp_path / "run/code/train.py")
