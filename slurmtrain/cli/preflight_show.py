@@ -66,7 +66,7 @@ def _troubles(title: str, found: Iterable[Finding]) -> None:
         return
     table = _table(title, "CHECK", "WHAT WAS FOUND, AND WHAT TO DO")
     for (check, words, peer), names in nodes.items():
-        table.add_row(fold(names), check, f"with {peer}: {words}" if peer else words)
+        table.add_row(fold(names), check, f"with {peer}: {words}" if peer and f"with {peer}" not in words else words)
     _print(table)
 
 
