@@ -32,7 +32,8 @@ def _to_stderr(text: str) -> None:
 class EventSink:
     """Appends events of one process to one file; events of several attempts follow one another in it.
 
-    `disk` and `report` are for tests and for callers with a log of their own; `report` gets one line, once, when a line is lost or has to wait.
+    `disk` and `report` are for tests and for callers with a log of their own; `report` gets one line, once, when an event is lost or has
+    to wait.
     """
 
     def __init__(
