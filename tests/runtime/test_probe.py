@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import psutil
 import pytest
@@ -82,6 +83,20 @@ def test_nothing_is_left_of_many_groups(stage, groups):
     assert later_files <= files + 2
     assert later_threads <= threads + 1
     assert later_memory < memory + (16 << 20)
+
+
+def test_who_stops_in_the_middle_of_messages_does_not_keep_the_others(stage):
+    """After the roll call it is gloo's own time-out that ends what hangs; all the rest of the order's time is spent on messages."""
+    order = Order("reduce", sizes=(1 << 16,), repeats=1_000_000)
+    stopper = threading.Timer(0.5, stage.hang, [B])
+    stopper.start()
+    [replies] = stage.probes.groups([(A, B, C)], order, 4.0)
+    assert replies[B].said == "no answer in 4 s"
+    assert all(reply.said.startswith("reduce: ") for member, reply in replies.items() if member != B), replies
+    [replies] = stage.probes.groups([(A, C)], Order("reduce", sizes=(64,), repeats=1), 30.0)
+    assert all(reply.ok for reply in replies.values()), replies
+    stage.resume(B)
+    assert stage.probes.wait([A, B, C], 60.0) == (A, B, C)
 
 
 def test_each_nic_is_measured_both_ways_by_perftest(stage, shims):

@@ -21,9 +21,9 @@ from slurmtrain.preflight.lines import encode, keep_alive
 from slurmtrain.preflight.probing import Reply
 
 _READ_BYTES = 1 << 16
-_LONGEST_LOOK_S = 5.0
-_STOPPED_S, _GRACE_S = 1.0, 5.0
-"""A look that comes later than it should, by the first: the whole process was stopped, and its main thread has the second to finish."""
+_LONGEST_LOOK_S = 1.0
+_STOPPED_S, _GRACE_S = 3.0, 5.0
+"""Between two looks is more than the first: the whole process was stopped, and its main thread has the second to finish."""
 
 
 def leave() -> None:
@@ -42,7 +42,7 @@ class Link:
         self._orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._at_work: dict[str, Any] | None = None
-        self._stuck_at = 0.0
+        self._stuck_at, self._looked = 0.0, clock.monotonic()
         self._wake, self._woken = socket.socketpair()
         threading.Thread(target=self._listen, name="probe-link", daemon=True).start()
 
@@ -93,16 +93,17 @@ class Link:
 
     def _patience_s(self) -> float:
         with self._lock:
-            return _LONGEST_LOOK_S if self._at_work is None else max(0.0, min(_LONGEST_LOOK_S, self._stuck_at - self._clock.monotonic()))
+            left_s = _LONGEST_LOOK_S if self._at_work is None else self._stuck_at - self._clock.monotonic()
+            return max(0.0, min(_LONGEST_LOOK_S, left_s))
 
     def _end_what_is_stuck(self) -> None:
         """Say in the main thread's place that its order hangs, and start anew. The lock is kept: the main thread says nothing any more."""
         with self._lock:
-            late_s = self._clock.monotonic() - self._stuck_at
-            if self._at_work is None or late_s < 0:
-                return
-            if late_s > _STOPPED_S:
-                self._stuck_at += late_s + _GRACE_S
+            now = self._clock.monotonic()
+            if now - self._looked > _STOPPED_S:
+                self._stuck_at = max(self._stuck_at, now + _GRACE_S)
+            self._looked = now
+            if self._at_work is None or now < self._stuck_at:
                 return
             what = self._at_work["order"]["do"]
             reply = Reply(ok=False, said=f"{what} hangs in a call that does not return: the probe starts anew")

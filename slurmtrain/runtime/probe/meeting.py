@@ -21,6 +21,8 @@ from slurmtrain.runtime.process_group import TCPStore
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 CALL_SHARE, HEAR_SHARE = 0.6, 0.85
 """Of the time that is left: how long the first waits for all, and how long the others wait for its word; it must come before they leave."""
+MESSAGE_SHARE = 0.5
+"""How long gloo waits for one message: destroying a group waits for the messages that are under way, and must be over in time."""
 PARTING_S = 2.0
 PRIVATE: Any = dist.distributed_c10d
 PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
@@ -65,7 +67,7 @@ def process_group(store: Any, place: Place, device: torch.device, deadline: Dead
             store=PrefixStore("group", store),
             rank=place.rank,
             world_size=place.size,
-            timeout=deadline.delta(),
+            timeout=deadline.delta(MESSAGE_SHARE),
             device_id=device if device.type == "cuda" else None,
         )
         yield
