@@ -53,19 +53,24 @@ def _end(seen: Seen, doors: Doors) -> str:
             f"scancel {facts.job_id} ends its whole allocation" if facts.job_id else f"it runs on {seen.owner.host if seen.owner else '?'}"
         )
         raise UserError(f"run {run.name} was started by `slurmtrain run`: cancel it there by Ctrl-C twice; {where}")
-    add_act(run, doors.disk, doors.clock.time(), "cancel", job_id=facts.job_id)
+    unwritten = ""
+    try:
+        add_act(run, doors.disk, doors.clock.time(), "cancel", job_id=facts.job_id)
+    except OSError as error:  # a full disk, or a read-only one, keeps nobody from ending a job
+        unwritten = f"; {run.history_jsonl}: {error.strerror}: the run's history does not tell of it"
     if by_job:
         target = whole_job(seen, job.job_id if job else facts.job_id)
         try:
             doors.slurm.cancel(target)
         except BaseException:
-            add_act(run, doors.disk, doors.clock.time(), CANCEL_FAILED, job_id=facts.job_id)
+            with suppress(OSError):
+                add_act(run, doors.disk, doors.clock.time(), CANCEL_FAILED, job_id=facts.job_id)
             raise
         with suppress(SlurmError):
             doors.slurm.my_jobs(max_age_s=0.0)
-        return f"cancelled job {target} of run {run.name}"
+        return f"cancelled job {target} of run {run.name}{unwritten}"
     assert seen.owner is not None
     os.kill(seen.owner.pid, signal.SIGINT)
     doors.clock.sleep(BETWEEN_S)
     os.kill(seen.owner.pid, signal.SIGINT)
-    return f"interrupted run {run.name} (pid {seen.owner.pid})"
+    return f"interrupted run {run.name} (pid {seen.owner.pid}){unwritten}"

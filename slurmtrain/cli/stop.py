@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -20,6 +21,7 @@ def command(ctx: click.Context, name: str, root: Path | None) -> None:
     A run that waits is taken out of the queue. `slurmtrain submit --resume` goes on later.
     """
     from slurmtrain.cli.facts import locate, see, whole_job
+    from slurmtrain.errors import SlurmtrainError
     from slurmtrain.telemetry.history import add_act
 
     doors = doors_of(ctx)
@@ -28,8 +30,13 @@ def command(ctx: click.Context, name: str, root: Path | None) -> None:
     if seen.state.over:
         click.echo(f"run {run.name} is {seen.state.state} already ({seen.state.reason}): nothing to stop")
         return
-    run.stop.touch()
-    add_act(run, doors.disk, doors.clock.time(), "stop", job_id=seen.facts.job_id)
+    try:
+        run.stop.touch()
+    except OSError as error:
+        instead = f"`slurmtrain cancel {run.name}` ends it without a save"
+        raise SlurmtrainError(f"{run.stop}: {error.strerror}: nothing was asked; {instead}") from None
+    with suppress(OSError):  # it is asked, whether the history tells of it or not
+        add_act(run, doors.disk, doors.clock.time(), "stop", job_id=seen.facts.job_id)
     job = seen.facts.job
     if job is not None and job.state == "PENDING":
         waiting = whole_job(seen, job.job_id)

@@ -47,6 +47,16 @@ def test_the_job_is_cancelled_and_status_tells_it_also_when_slurm_has_forgotten(
     assert state(desk) == "CANCELLED"
 
 
+def test_a_full_disk_keeps_nobody_from_cancelling(desk):
+    """Broken: the job ran on, and the message named a file alone."""
+    run, job_id = submitted(desk, state="PENDING")
+    desk.disk.faults["append"] = None
+    told = f"cancelled job {job_id} of run job; {run.history_jsonl}: No space left on device: the run's history does not tell of it\n"
+    assert desk.type("cancel", "job").stdout == told
+    assert [one.job_id for one in desk.slurm.cancelled] == [job_id]
+    assert state(desk) == "CANCELLED"
+
+
 def test_a_cancel_that_slurm_did_not_hear_leaves_the_run_as_it_is_and_can_be_said_again(desk):
     _, job_id = submitted(desk, state="PENDING")
     desk.slurm.cancel, real = Mock(side_effect=SlurmUnavailableError("scancel: Slurm does not answer")), desk.slurm.cancel

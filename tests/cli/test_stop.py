@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +33,18 @@ def test_a_run_that_trains_is_asked_to_stop(desk):
     assert desk.slurm.cancelled == []
     assert (read_acts(run)[-1].what, read_acts(run)[-1].job_id) == ("stop", job_id)
     assert "STOP" in desk.type("status", "job").stdout
+
+
+def test_where_the_folder_cannot_be_written_the_line_tells_what_ends_the_run(desk, monkeypatch):
+    run, job_id = submitted(desk)
+    attempted(desk, run, job_id)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    told = one_line_of(desk.type("stop", "job"), code=1)
+    assert "STOP: Read-only file system: nothing was asked; `slurmtrain cancel job` ends it" in told
 
 
 def test_a_job_that_waits_is_taken_out_of_the_queue(desk):
