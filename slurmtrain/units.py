@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import Any
 
 _STEP_DIGITS = 18
 """64 bits hold any such number: heartbeats do."""
+_NEVER = 1e11
+"""The year 5138."""
 _SUFFIX_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZE = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 
@@ -49,6 +52,18 @@ def parse_step(text: str) -> int | None:
     """
     digits = text.strip()
     return int(digits) if digits.isdecimal() and len(digits) <= _STEP_DIGITS else None
+
+
+def moment(seconds: Any) -> float:
+    """A time since the epoch out of a file that others write, too. Raises ValueError for one that no calendar has.
+
+    >>> moment("1796000000.5"), moment(0)
+    (1796000000.5, 0.0)
+    """
+    t = float(seconds)
+    if not 0 <= t < _NEVER:
+        raise ValueError(f"{t} is no time")
+    return t
 
 
 def format_duration(seconds: float) -> str:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurmtrain.units import moment
+
 EVENT_VERSION = 1
 _HEAD = ("v", "t", "attempt", "rank", "kind")
 
@@ -51,7 +53,7 @@ class Event:
         if not isinstance(raw, dict) or any(key not in raw for key in _HEAD):
             raise ValueError(f"not an event: {line[:80]!r}")
         rest = {k: v for k, v in raw.items() if k not in _HEAD}
-        return cls(raw["kind"], float(raw["t"]), int(raw["attempt"]), int(raw["rank"]), rest)
+        return cls(raw["kind"], moment(raw["t"]), int(raw["attempt"]), int(raw["rank"]), rest)
 
 
 def _speakable(value: Any) -> Any:

@@ -24,10 +24,13 @@ from typing import Any
 from slurmtrain.errors import SlurmError, one_line
 from slurmtrain.slurm.hostlist import expand
 from slurmtrain.telemetry.poisson import interval
+from slurmtrain.units import moment
 
 LOG_VERSION = 1
 LEAST_FAULTS = 5
 """From so many on a log says more than a published rate: the interval of its rate is within a factor of three."""
+LONGEST_H = 24 * 366.0
+"""No attempt takes longer: what says so is no end. In a file that all may write one such line would make the site's rate nothing."""
 _DETAIL = 300
 _RANGE = re.compile(r"(\d+)-(\d+)")
 _MOST_NODES = 200_000
@@ -123,13 +126,13 @@ def _ends(lines: Iterable[bytes]) -> Iterator[LoggedEnd]:
         try:
             raw = json.loads(line)
             yield _checked({name: value for name, value in raw.items() if name in names})
-        except (ValueError, TypeError, AttributeError, OverflowError):
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             continue
 
 
 def _checked(raw: dict[str, Any]) -> LoggedEnd:
-    end = LoggedEnd(**{**raw, "t": float(raw["t"]), "hours": float(raw["hours"])}) if {"t", "hours"} <= raw.keys() else None
-    if end is None or not (math.isfinite(end.t) and 0 <= end.hours < math.inf):
+    end = LoggedEnd(**{**raw, "t": moment(raw["t"]), "hours": float(raw["hours"])}) if {"t", "hours"} <= raw.keys() else None
+    if end is None or not 0 <= end.hours <= LONGEST_H:
         raise ValueError("not an end")
     if not all(isinstance(text, str) for text in (end.site, end.user, end.job_id, end.cause, end.nodes, end.bad, end.detail)):
         raise TypeError("not an end")

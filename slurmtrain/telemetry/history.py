@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 
 from slurmtrain.atomic import Disk
 from slurmtrain.rundir import RunDir
+from slurmtrain.units import moment
 
 HISTORY_VERSION = 1
 CANCEL_FAILED = "cancel failed"
@@ -57,8 +58,8 @@ def read_acts(run: RunDir) -> list[Act]:
     for line in _lines(run):
         try:
             raw = json.loads(line)
-            acts.append(Act(float(raw["t"]), str(raw["who"]), str(raw["what"]), str(raw.get("job_id", "")), str(raw.get("detail", ""))))
-        except (ValueError, TypeError, KeyError):
+            acts.append(Act(moment(raw["t"]), str(raw["who"]), str(raw["what"]), str(raw.get("job_id", "")), str(raw.get("detail", ""))))
+        except (ValueError, TypeError, KeyError, RecursionError):
             continue
     return acts
 

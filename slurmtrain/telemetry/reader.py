@@ -15,7 +15,7 @@ def parse_lines(data: bytes) -> list[Event]:
     for line in data.split(b"\n"):
         try:
             events.append(Event.from_line(line.decode(errors="replace")))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             continue
     return events
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import threading
 from itertools import count
@@ -107,6 +108,10 @@ def test_what_is_torn_foreign_or_newer_is_passed_over(tmp_path):
         good[:60] + b"\n",
         good.replace(b"24.0", b'"long"'),
         good.replace(b"24.0", b"-1"),
+        good.replace(b"24.0", b"1e300"),
+        re.sub(rb'"t": ?[0-9.]+', b'"t": 1e300', good),
+        re.sub(rb'"t": ?[0-9.]+', b'"t": NaN', good),
+        b"[" * 99999 + b"\n",
         good.replace(b'"n[1-4]"', b"4"),
     ]
     path.write_bytes(b"".join(bad) + good + newer + good[:-20])
