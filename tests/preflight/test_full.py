@@ -147,7 +147,10 @@ def test_a_node_with_two_slow_pairs_is_out_for_both():
     cluster = Cluster(8)
     for other in ("n1", "n7"):
         cluster.probes.slow_pair[frozenset({"n3", other})] = 4.0
-    assert out(cluster.measure()) == {"n3": "pair"}
+    result = cluster.measure()
+    assert out(result) == {"n3": "pair"}
+    assert "more bad pairs" in result.bad["n3"].said
+    assert cluster.rounds("reduce")[-1] == [tuple(n for n in cluster.nodes if n != "n3")], "those that are left are proved together"
 
 
 def test_a_pair_that_does_not_speak_at_all_costs_a_few_time_outs():
@@ -315,3 +318,52 @@ def test_ten_preflights_of_a_loaded_cpu_cluster_blame_nobody(seed):
     cluster.probes.chance.seed(seed)
     for _ in range(10):
         assert [one for one in cluster.measure().findings if one.grade in OUT] == []
+
+
+def test_a_pair_that_is_slow_once_is_not_named():
+    cluster = Cluster(8)
+    cluster.probes.slow_pair[frozenset({"n2", "n6"})] = 4.0
+    cluster.probes.before = lambda do: len(cluster.rounds("pair")) >= 7 and cluster.probes.slow_pair.clear()
+    assert cluster.measure().findings == ()
+    assert len(cluster.rounds("pair")) > 7, "it was measured again"
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_what_fails_once_is_tried_once_more(lasting):
+    cluster = Cluster(4)
+    cluster.probes.broken = {"n1"}
+    cluster.probes.before = lambda do: not lasting and do == "reduce" and cluster.rounds("reduce") and cluster.probes.broken.clear()
+    assert out(cluster.measure()) == ({"n1": "world-reduce"} if lasting else {})
+    rounds = cluster.rounds("reduce")
+    assert rounds[:2] == [[tuple(cluster.nodes)]] * 2
+    assert (len(rounds) == 2) != lasting
+    assert rounds[2:3] == ([[("n0", "n1"), ("n2", "n3")]] if lasting else [])
+
+
+def test_where_all_nodes_are_one_machine_devices_and_pairs_have_it_for_themselves_and_no_baseline_counts():
+    baseline = recorded(6, device="cpu")
+    cluster = Cluster(6, device="cpu")
+    cluster.probes.tflops = cluster.probes.node_gb_s = cluster.probes.pair_gb_s = 1.0
+    result = cluster.measure(baseline)
+    assert result.findings == ()
+    assert any("one machine" in note for note in result.notes)
+    assert {len(groups) for do, groups in cluster.probes.asked if do in {"matmul", "pair"}} == {1}
+    apart = Cluster(6, device="cpu", fabric={"kind": "ethernet"})
+    apart.probes.tflops = 1.0
+    assert set(out(apart.measure(recorded(6, device="cpu", fabric={"kind": "ethernet"})))) == set(apart.nodes)
+    assert len(apart.probes.asked[0][1]) == 6
+
+
+def test_a_load_that_comes_while_pairs_are_measured_again_blames_no_pair():
+    """At first one pair has bad luck; from then on all are slower than it was."""
+    cluster = Cluster(6, device="cpu")
+    cluster.probes.slow_pair[frozenset({"n1", "n2"})] = 8.0
+
+    def load(do: str) -> None:
+        if len(cluster.rounds("pair")) >= 15:
+            cluster.probes.slow_pair.clear()
+            cluster.probes.pair_gb_s = 4.0
+
+    cluster.probes.before = load
+    assert cluster.measure().findings == ()
+    assert len(cluster.rounds("pair")) > 15
