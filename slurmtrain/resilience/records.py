@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -11,10 +11,9 @@ from typing import Any, Literal, TypeVar
 from slurmtrain.atomic import Disk, to_json
 from slurmtrain.rundir import RunDir
 from slurmtrain.telemetry.causes import Cause
+from slurmtrain.units import moment
 
 RECORD_VERSION = 1
-_NEVER = 1e11
-"""Seconds since the epoch, in some thousand years: no date goes so far."""
 OutcomeKind = Literal["finished", "stopped", "requeue", "config", "failed", "node_failure", "launch"]
 """finished: all steps done. stopped: saved because a person asked. requeue: stopped, to be started again. config: refused by a
 rank (78). failed: a fault of code. node_failure: a node is gone. launch: no rank ever spoke."""
@@ -105,11 +104,23 @@ def _known(kind: type[_T], raw: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in raw.items() if k in names}
 
 
+_OF_OWNER: Mapping[str, Callable[[Any], Any]] = {
+    "job_id": str,
+    "restart_count": int,
+    "attempt": int,
+    "host": str,
+    "pid": int,
+    "t": moment,
+    "ended": bool,
+}
+
+
 def read_owner(path: Path) -> Owner | None:
     """An owner or a claim; None where there is none, or nothing that can be read as one."""
     try:
-        return Owner(**_known(Owner, json.loads(path.read_bytes())))
-    except (OSError, ValueError, TypeError, AttributeError):
+        raw = _known(Owner, json.loads(path.read_bytes()))
+        return Owner(**{name: _OF_OWNER[name](value) for name, value in raw.items()})
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
         return None
 
 
@@ -126,10 +137,10 @@ def read_attempt(run: RunDir, number: int) -> AttemptRecord | None:
 
 
 def _is_sound(record: AttemptRecord) -> bool:
-    """Whether its numbers can be reckoned with. Raises TypeError for what is none."""
+    """Whether its numbers can be reckoned with. Raises TypeError, ValueError for what is none."""
     ended = record.outcome
     times = (record.t_start, record.t_checked, record.t_ranks, *((ended.t_end, ended.fault_t, ended.seen_t) if ended else ()))
-    return record.tasks_per_node > 0 and all(0 <= t < _NEVER for t in times if t is not None)
+    return record.tasks_per_node > 0 and all(moment(t) == t for t in times if t is not None)
 
 
 def read_attempts(run: RunDir) -> list[AttemptRecord]:

@@ -70,6 +70,9 @@ def test_an_owner_is_read_back(tmp_path):
     assert read_owner(tmp_path / "no.json") is None
     (tmp_path / "torn.json").write_text('{"job_id"')
     assert read_owner(tmp_path / "torn.json") is None
+    for key, value in (("pid", "x"), ("restart_count", None), ("t", float("inf")), ("attempt", [])):
+        (tmp_path / "odd.json").write_text(json.dumps(json.loads(owner.to_json()) | {key: value}))
+        assert read_owner(tmp_path / "odd.json") is None
     assert str(owner) == "job 12, attempt 3, pid 4242 on n1"
 
 
