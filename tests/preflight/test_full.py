@@ -367,3 +367,11 @@ def test_a_load_that_comes_while_pairs_are_measured_again_blames_no_pair():
     cluster.probes.before = load
     assert cluster.measure().findings == ()
     assert len(cluster.rounds("pair")) > 15
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("nodes", [4, 6])
+def test_a_slow_pair_of_few_nodes_is_measured_again_beside_others(nodes, device):
+    cluster = Cluster(nodes, device=device)
+    cluster.probes.slow_pair[frozenset({"n1", "n3"})] = 4.0
+    assert out(cluster.measure()) == {"n3": "pair"}
