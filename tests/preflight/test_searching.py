@@ -124,3 +124,9 @@ def test_nodes_that_hang_change_nothing_for_the_others(trouble, hung, after):
     rest = count - len(gone) - len(bad)
     if rest >= 3:
         assert set(found.bad) == bad
+
+
+def test_a_good_partner_that_hangs_is_no_partner_any_more():
+    found, history = run(8, bad=["n0"], gone=["n4"], after=2)
+    assert history[2][0] == ("n0", "n4")
+    assert (found.bad, found.gone, found.undecided) == (("n0",), ("n4",), ())
