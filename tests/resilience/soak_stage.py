@@ -303,11 +303,12 @@ class SoakStage(Stage):
             try:
                 return self.supervise()
             except Killed:
-                self.fate.spare()
                 self.left = not self.over
                 if self.taken or self.run.exit_code.exists():
                     break
                 self.signals = Signals(self.clock.monotonic)
+            finally:
+                self.fate.spare()  # of this supervisor: what comes after it is Slurm's, or a person's
         self.left, self.over = False, True
         return None
 
