@@ -29,7 +29,7 @@ from slurmtrain.units import moment
 LOG_VERSION = 1
 LEAST_FAULTS = 5
 """From so many on a log says more than a published rate: the interval of its rate is within a factor of three."""
-LONGEST_H = 24 * 366.0
+LONGEST_H = 1e6
 """No attempt takes longer: what says so is no end. In a file that all may write one such line would make the site's rate nothing."""
 _DETAIL = 300
 _RANGE = re.compile(r"(\d+)-(\d+)")
