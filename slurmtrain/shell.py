@@ -9,17 +9,21 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import selectors
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
-from typing import Protocol
+from typing import IO, Protocol
 
 PIPE_BYTES = 1 << 20
 UNSENT_BYTES = 4 << 20
 """What a program that does not read may leave unread before it is given up."""
+PRINTED_BYTES = 64 << 20
+"""What a command that is waited for may print on one of its outputs before it is killed: all of it is kept in memory."""
 RC_NOT_FOUND = 127
 RC_TIMED_OUT = 124
 
@@ -81,7 +85,8 @@ class Shell(Protocol):
     ) -> Completed:
         """Run to the end and give back what it printed; never raises for a failing, missing or late command.
 
-        A late command is killed with all that it started; what it had printed until then is kept.
+        A late command is killed with all that it started; what it had printed until then is kept. So is one that prints without end
+        (PRINTED_BYTES): its code is -9, and what is kept is the beginning.
         """
 
     def start(
@@ -176,6 +181,62 @@ class _SystemTalk(_SystemProcess):
             self._in.close()
 
 
+_LATE = "no answer"
+_HELD = "it has ended, and what it started holds its output open after {timeout_s:g} s: let that write elsewhere"
+_ENDLESS = f"it prints without end: killed after {PRINTED_BYTES >> 20} MiB"
+
+
+class _Heard:
+    """What a program says on both its outputs, up to PRINTED_BYTES each, while it is told what to read."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], told: bytes) -> None:
+        assert popen.stdin is not None
+        assert popen.stdout is not None
+        assert popen.stderr is not None
+        self._popen, self._told, self._in = popen, memoryview(told), popen.stdin
+        self.printed = (bytearray(), bytearray())
+        self._ends = dict(zip((popen.stdout, popen.stderr), self.printed, strict=True))
+
+    def until(self, deadline: float) -> str:
+        """Hear it to its end; why it was not waited for any longer, or nothing."""
+        with selectors.DefaultSelector() as selector:
+            for end in self._ends:
+                selector.register(end, selectors.EVENT_READ, end)
+            os.set_blocking(self._in.fileno(), False)
+            selector.register(self._in, selectors.EVENT_WRITE, self._in)
+            while selector.get_map():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return _LATE if self._popen.poll() is None else _HELD
+                for key, _ in selector.select(left):
+                    pipe: IO[bytes] = key.data
+                    if not (self._tell() if pipe is self._in else self._hear(pipe)):
+                        selector.unregister(pipe)
+                        with contextlib.suppress(BrokenPipeError):
+                            pipe.close()
+                if any(len(one) > PRINTED_BYTES for one in self.printed):
+                    return _ENDLESS
+        try:
+            self._popen.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return _LATE
+        return ""
+
+    def _hear(self, pipe: IO[bytes]) -> bool:
+        """Whether there is more to hear."""
+        part = os.read(pipe.fileno(), PIPE_BYTES)
+        self._ends[pipe].extend(part)
+        return bool(part)
+
+    def _tell(self) -> bool:
+        """Whether there is more to tell."""
+        try:
+            self._told = self._told[os.write(self._in.fileno(), self._told) :] if self._told else self._told
+        except BrokenPipeError:
+            return False
+        return bool(self._told)
+
+
 class SystemShell:
     """Programs of this machine."""
 
@@ -184,21 +245,23 @@ class SystemShell:
     ) -> Completed:
         args = tuple(argv)
         try:
-            popen = subprocess.Popen(
-                args, stdin=PIPE, stdout=PIPE, stderr=PIPE, encoding="utf-8", errors="replace", env=env, cwd=cwd, start_new_session=True
-            )
+            popen = subprocess.Popen(args, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env, cwd=cwd, start_new_session=True)
         except OSError as error:
             return Completed(args, RC_NOT_FOUND, "", f"{error.filename or args[0]}: {error.strerror}")
         with popen:
             try:
-                out, err = popen.communicate(stdin, timeout=timeout_s)
-            except subprocess.TimeoutExpired as late:
-                _kill_group(popen.pid)
-                return Completed(args, RC_TIMED_OUT, _text(late.stdout), f"{_text(late.stderr)}{args[0]}: no answer in {timeout_s:g} s")
+                heard = _Heard(popen, stdin.encode(errors="replace"))
+                why = heard.until(time.monotonic() + timeout_s)
+                if why:
+                    _kill_group(popen.pid)
             except BaseException:
                 _kill_group(popen.pid)
                 raise
-        return Completed(args, popen.returncode, out, err)
+        out, err = (_text(one[:PIPE_BYTES] if why == _ENDLESS else one) for one in heard.printed)
+        if not why:
+            return Completed(args, popen.returncode, out, err)
+        said = f"no answer in {timeout_s:g} s" if why == _LATE else why.format(timeout_s=timeout_s)
+        return Completed(args, -signal.SIGKILL if why == _ENDLESS else RC_TIMED_OUT, out, f"{err}{args[0]}: {said}")
 
     def start(
         self,
@@ -235,6 +298,5 @@ def _kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def _text(printed: bytes | str | None) -> str:
-    """What TimeoutExpired holds: bytes even of a text stream."""
-    return printed.decode(errors="replace") if isinstance(printed, bytes) else printed or ""
+def _text(printed: bytes | bytearray) -> str:
+    return printed.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")

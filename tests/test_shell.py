@@ -192,3 +192,15 @@ def wait_until(happened, limit_s: float = 20) -> None:
     while not happened():
         assert time.monotonic() < deadline, "too late"
         os.sched_yield()
+
+    def test_one_that_prints_without_end_is_killed_and_its_beginning_kept(self, monkeypatch):
+        monkeypatch.setattr("slurmtrain.shell.PRINTED_BYTES", 1 << 21)
+        done = SystemShell().run(("yes", "again"), timeout_s=30)
+        assert (done.rc, done.out[:6]) == (-signal.SIGKILL, "again\n")
+        assert len(done.out) < 1 << 21
+        assert "yes: it prints without end" in done.err
+
+    def test_what_an_ended_command_left_behind_with_its_output_is_told_from_a_late_one(self):
+        done = SystemShell().run(("sh", "-c", "echo fine; sleep 63 &"), timeout_s=0.5)
+        assert (done.rc, done.out) == (RC_TIMED_OUT, "fine\n")
+        assert "it has ended, and what it started holds its output open after 0.5 s" in done.err

@@ -9,6 +9,7 @@ All lines of a preflight are one write. Lines that are torn, foreign, or of anot
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -128,19 +129,22 @@ def append(path: Path, disk: Disk, found: Sequence[Entry]) -> None:
 
 def read_history(path: Path, since: float = -math.inf) -> Iterator[Entry]:
     """All entries from a time on, in the order of the file; a file that is not there has none. Raises OSError."""
-    try:
-        with open(path, "rb") as file:
-            yield from (one for one in _entries(file) if one.t >= since)
-    except FileNotFoundError:
+    if not path.exists():
         return
+    if not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file: correct preflight.history of the site", str(path))
+    with open(path, "rb") as file:
+        yield from (one for one in _entries(file) if one.t >= since)
 
 
 def read_newest(path: Path) -> list[Entry]:
-    """The entries of the last NEWEST_BYTES of the file; none where it cannot be read."""
+    """The entries of the last NEWEST_BYTES of the file; none where it cannot be read, or is a device or a pipe: they may have no end."""
     try:
+        if not path.is_file():
+            return []
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - NEWEST_BYTES))
-            return list(_entries(file))
+            return list(_entries(file.read(NEWEST_BYTES).splitlines()))
     except OSError:
         return []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,15 @@ def test_a_line_that_is_none_is_passed_over(tmp_path, line):
 
 def test_a_file_that_is_not_there_has_no_entries(tmp_path):
     assert list(read_history(tmp_path / "none")) == read_newest(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("kind", ["endless", "pipe"])
+def test_a_device_or_a_pipe_is_never_read_to_its_end(tmp_path, kind):
+    path = tmp_path / "history"
+    path.symlink_to("/dev/zero") if kind == "endless" else os.mkfifo(path)
+    assert read_newest(path) == []
+    with pytest.raises(OSError, match="not a regular file"):
+        list(read_history(path))
 
 
 def test_the_newest_part_of_a_long_file_begins_with_a_whole_line(tmp_path, monkeypatch):

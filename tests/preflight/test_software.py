@@ -139,6 +139,14 @@ class TestCommands:
         assert [grade for grade, _ in found] == ["unknown", "unknown"]
         assert "No such file" in found[0][1]
 
+    def test_of_one_that_said_it_was_fine_and_came_to_no_end_the_end_is_told_first(self):
+        found = self.told(0.8, hangs="sh -c 'echo fine; tail -f /dev/null'", left="sh -c 'echo fine; sleep 61 &'")
+        assert found == [
+            ("unknown", "hangs: sh: no answer in 0.6 s; before that it said: fine"),
+            ("unknown", found[1][1]),
+        ]
+        assert found[1][1].startswith("left: sh: it has ended, and what it started holds its output open after 0.6 s")
+
     def test_those_that_hang_cost_one_limit_together(self):
         hang = "tail -f /dev/null"
         began = time.monotonic()

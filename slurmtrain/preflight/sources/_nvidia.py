@@ -46,7 +46,9 @@ def refused(done: Completed) -> CannotTellError:
         return CannotTellError("no nvidia-smi on the node", _MISSING)
     if done.rc == RC_TIMED_OUT:
         return CannotTellError(f"{command}: no answer in time", LATE)
-    said = " ".join(f"{done.out}\n{done.err}".split()) or f"exit code {done.rc}"
+    said = " ".join(f"{done.out}\n{done.err}".split()) or f"it printed nothing, exit code {done.rc}"
+    if said.startswith("<?xml"):
+        said = " ".join(["its log breaks off", *done.err.splitlines()[-1:]])
     remedy = next((remedy for words, remedy in _REFUSALS if words in said), _DRIVER)
     return CannotTellError(f"{command}: {said[:160]}", remedy)
 

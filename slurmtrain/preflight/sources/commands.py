@@ -35,8 +35,10 @@ def _run(machine: Machine, command: str, limit_s: float) -> dict[str, Any]:
     except ValueError as error:
         return {"rc": RC_NOT_FOUND, "said": f"cannot be split into words: {error}"}
     done = machine.run(*argv, timeout_s=limit_s)
-    printed = [line.partition("|")[0].strip() for line in (*done.out.splitlines(), *done.err.splitlines()[-1:]) if line.strip()]
-    return {"rc": done.rc, "said": one_line(printed[0], 160) if printed else ""}
+    printed = [line.partition("|")[0].strip() for line in done.out.splitlines() if line.strip()]
+    complaint = [line.strip() for line in done.err.splitlines()[-1:] if line.strip()]
+    words = [*printed, *complaint][:1] if done.rc in range(4) else [*complaint, *printed[:1]]
+    return {"rc": done.rc, "said": one_line("; before that it said: ".join(words), 160)}
 
 
 SOURCE = Source("commands", look, "a command of preflight.commands hangs and outlives SIGKILL: see dmesg", asked)
