@@ -126,8 +126,30 @@ def _ended(asking: Asking, nodes: Sequence[str]) -> list[Finding]:
 
 
 def _measured(asking: Asking, request: Request, nodes: Sequence[str]) -> FullResult:
+    """Measure; where the probes end too early a node that has died since its check is found by another one, and the rest is measured.
+
+    Raises SlurmtrainError, OSError.
+    """
     if not nodes:
         return FullResult()
+    try:
+        return _measure(asking, request, nodes)
+    except LaunchError:
+        lost = _ended(asking, nodes) or _asked_again(asking, nodes)
+        rest = _fit(nodes, lost)
+        if not lost or len(rest) == len(nodes):
+            raise
+    full = _measure(asking, request, rest) if rest else FullResult()
+    return replace(full, findings=(*lost, *full.findings))
+
+
+def _asked_again(asking: Asking, nodes: Sequence[str]) -> list[Finding]:
+    asking.say("the probes have ended too early: all nodes are asked once more")
+    alone = left_alone(asking.slurm, nodes)
+    return [*alone, *findings_of(_check(asking, _written_request(asking), _fit(nodes, alone)).run())]
+
+
+def _measure(asking: Asking, request: Request, nodes: Sequence[str]) -> FullResult:
     doors = asking.doors
     asking.say(f"{counted(len(nodes), 'node')}: what devices, links and storage reach is measured")
     baseline = Baseline() if asking.record else site_baseline(request, doors.env, asking.say)

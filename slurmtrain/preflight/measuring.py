@@ -26,6 +26,9 @@ from slurmtrain.steps.launcher import Step, StepLauncher, StepSpec, launcher_log
 END_S = 5.0
 """How long probes may take to leave."""
 
+_NO_KILL = ("--no-kill",)
+"""srun's: without it Slurm ends the whole step when it gives one of its nodes up."""
+
 
 def measure_on(  # noqa: PLR0917 doors first, as everywhere
     launcher: StepLauncher,
@@ -52,7 +55,7 @@ def measure_on(  # noqa: PLR0917 doors first, as everywhere
     try:
         spec = probe_spec(base, conductor, request)
         step = launcher.start(spec)
-        result = measure(conductor, base.nodes, request, baseline, clock, say, called=away, record=record)
+        result = measure(conductor, base.nodes, request, baseline, clock, say, called=away, record=record, words=step.words)
     finally:
         conductor.close()
         if step is not None:
@@ -72,6 +75,7 @@ def probe_spec(base: StepSpec, conductor: Conductor, request: Request) -> StepSp
         cpus_per_task=max(1, base.cpus_per_task // tasks),
         output=base.output.with_name("probe-%n.log"),
         mpi=None,
+        options=(*base.options, *_NO_KILL) if request.site.launcher == "srun" else base.options,
         environment={**base.environment, **probe_environment(request.site, conductor.token, tasks)},
         name="",
     )

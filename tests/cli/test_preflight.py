@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from slurmtrain.config.stored import read_job
+from slurmtrain.errors import LaunchError
 from slurmtrain.preflight import listing, registry
 from slurmtrain.preflight.checks.clock_skew import CHECK
 from slurmtrain.preflight.finding import Finding
@@ -256,6 +257,7 @@ def measured(monkeypatch):
         return Measured.result
 
     monkeypatch.setattr("slurmtrain.cli.preflight_ask.measure_on", measure_on)
+    Measured.replaced = staticmethod(measure_on)
     Measured.calls.clear()
     return Measured
 
@@ -277,6 +279,53 @@ def test_what_was_measured_of_those_that_are_fit_is_told_with_what_was_not(desk,
     found = {one.node: one for one in read_history(desk.history)}
     assert (found["n1"].level, found["n1"].figures["pair_gb_s"]) == ("full", 11.25)
     assert [found[node].ok for node in ("n1", "n2", "n3", "n4")] == [True, False, False, True]
+
+
+def ends_early(measured, monkeypatch, then):
+    """The probes end too early, and then this happens; the next ones do not."""
+    real = measured.replaced
+
+    def first(*args, **more):
+        monkeypatch.setattr("slurmtrain.cli.preflight_ask.measure_on", real)
+        then()
+        raise LaunchError("the probes of the preflight have ended too early")
+
+    monkeypatch.setattr("slurmtrain.cli.preflight_ask.measure_on", first)
+
+
+def test_a_node_that_dies_while_all_are_measured_is_found_and_the_rest_is_measured(desk, measured, monkeypatch):
+    measured.result = FullResult()
+    ends_early(measured, monkeypatch, lambda: desk.shell.hung.add("n3"))
+    result = desk.type("preflight", "--full")
+    assert result.exit_code == 1
+    assert "1 of 4 nodes may not start: n3; fit: n[1-2,4] (full" in result.stdout
+    assert "did not answer its check" in result.stdout
+    assert [nodes for nodes, *_ in measured.calls] == [("n1", "n2", "n4")]
+
+
+def test_a_node_that_slurm_gives_up_while_all_are_measured_is_told_with_its_word(desk, measured, monkeypatch):
+    measured.result = FullResult()
+    ends_early(measured, monkeypatch, lambda: desk.slurm.node("n3", "DOWN", "NOT_RESPONDING"))
+    result = desk.type("preflight", "--full", "--json")
+    told = {one["node"]: one for one in json.loads(result.stdout)["nodes"]}
+    assert [told[node]["ok"] for node in ("n1", "n2", "n3", "n4")] == [True, True, False, True]
+    assert "DOWN+NOT_RESPONDING" in told["n3"]["findings"][0]["said"]
+
+
+def test_where_slurm_takes_the_job_away_while_all_are_measured_that_is_said(desk, measured, monkeypatch):
+    ends_early(measured, monkeypatch, lambda: desk.slurm.change("33", state="NODE_FAIL"))
+    result = desk.type("preflight", "--full")
+    assert result.exit_code == 1
+    assert "job 33 is NODE_FAIL by now" in result.stdout
+    assert measured.calls == []
+
+
+def test_probes_that_end_early_on_nodes_that_all_answer_are_a_fault_with_the_launchers_words(desk, measured, monkeypatch):
+    ends_early(measured, monkeypatch, lambda: None)
+    result = desk.type("preflight", "--full")
+    assert result.exit_code == 1
+    assert "ended too early" in result.stderr
+    assert measured.calls == []
 
 
 def test_a_run_whose_job_says_full_is_measured(desk, measured):

@@ -50,6 +50,7 @@ def test_one_task_for_each_probe_with_its_address_and_a_word_that_no_other_has(t
     assert one.command[:3] == (sys.executable, "-m", "slurmtrain.runtime.probe")
     assert one.command[3].startswith("127.0.0.1:")
     assert (one.nodes, one.tasks_per_node, one.cpus_per_task, one.mpi, one.output.name) == (NODES, 1, 4, None, "probe-%n.log")
+    assert one.options == ("--no-kill",), "a node that Slurm gives up does not end the step of the others"
     assert one.environment["A"] == "1"
     assert one.environment["SLURMTRAIN_PROBE_TOKEN"] != two.environment["SLURMTRAIN_PROBE_TOKEN"]
 
