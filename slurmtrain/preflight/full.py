@@ -16,6 +16,7 @@ time-out, and is out. What is slow and what is not: rates.py; again and again, u
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 from slurmtrain.clock import Clock
@@ -49,13 +50,15 @@ def measure(  # noqa: PLR0917 doors first, as everywhere
     *,
     called: Callable[[], bool] = lambda: False,
     record: bool = False,
+    words: Callable[[], str] = lambda: "",
 ) -> FullResult:
     """Measure these nodes, in this order. `say`: hears what is worth a note, not the findings; `called`: whether somebody wants this
-    process for something else: nothing is concluded then; `record`: groups of all sizes are measured, for a baseline.
+    process for something else: nothing is concluded then; `record`: groups of all sizes are measured, for a baseline; `words`: the
+    launcher's so far.
     """
     ledger = Ledger(probes, nodes, request, baseline, clock, say, called=called, record=record)
     try:
-        _start(ledger)
+        _start(ledger, words)
         for names, phase in _phases(request):
             _carry_out(ledger, names, phase)
     except CalledAwayError:
@@ -97,8 +100,8 @@ def _carry_out(ledger: Ledger, names: Sequence[str], phase: Callable[[Ledger], N
             ledger.blame(node, names[0], said, "raise preflight.full_s of the site, or leave checks out by preflight.skip", grade="unknown")
 
 
-def _start(ledger: Ledger) -> None:
-    """Wait for the probes; nodes where one of them is missing are out."""
+def _start(ledger: Ledger, words: Callable[[], str]) -> None:
+    """Wait for the probes; nodes where one of them is missing are out, with the launcher's last word on them."""
     expected = ledger.members()
     began, limit = ledger.clock.monotonic(), min(ledger.request.site.timeouts.node_check_timeout_s, ledger.left_s)
     there: tuple[Member, ...] = ()
@@ -112,5 +115,11 @@ def _start(ledger: Ledger) -> None:
     why = ledger.probes.each(missing, Order("matmul"), LOOK_S) if missing else {}
     waited = ledger.clock.monotonic() - began
     for member in missing:
-        said = f"no probe after {waited:.0f} s: {why[member].said or 'it has not reported'}"
+        told = next((line.strip() for line in reversed(words().splitlines()) if _names(line, member[0])), "")
+        said = f"no probe after {waited:.0f} s: {told or why[member].said or 'it has not reported'}"
         ledger.blame(member[0], "probe", said, REMEDIES["probe"], grade="unknown", item=ledger.item(member))
+
+
+def _names(line: str, node: str) -> bool:
+    """Whether a line is about a node: n1 is not n10."""
+    return re.search(rf"(?<![\w-]){re.escape(node)}(?![\w-])", line) is not None

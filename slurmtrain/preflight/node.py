@@ -18,7 +18,7 @@ from slurmtrain.atomic import Disk, SystemDisk
 from slurmtrain.clock import Clock, SystemClock
 from slurmtrain.preflight.answer import describe, node_name
 from slurmtrain.preflight.gather import Gathered, gather
-from slurmtrain.preflight.leftovers import remove_leftovers
+from slurmtrain.preflight.leftovers import remove_leftovers, remove_memory_of_the_dead
 from slurmtrain.preflight.machine import Machine
 from slurmtrain.preflight.registry import sources_for
 from slurmtrain.preflight.request import Request, read_request
@@ -40,6 +40,7 @@ def check(request: Request, environ: Mapping[str, str], disk: Disk, clock: Clock
     """Clear away what killed starts left, and write this node's answer; a line that says why there is none, or an empty one."""
     node, began = node_name(environ), clock.time()
     remove_leftovers(clock)
+    remove_memory_of_the_dead(clock)
     try:
         nonce = Path(request.nonce_file).read_text()
     except OSError as error:

@@ -244,6 +244,15 @@ def test_all_at_once(nodes):
     assert result.seconds < 400
 
 
+def test_a_probe_that_does_not_come_is_told_with_the_launchers_word_on_its_node():
+    cluster = Cluster(12)
+    cluster.probes.absent = {"n1"}
+    said = "srun: error: n11: task 11: Exited with exit code 1\nsrun: error: n1: task 1: Killed\nsrun: error: see the log\n"
+    result = cluster.measure(words=lambda: said)
+    assert out(result) == {"n1": "probe"}
+    assert result.bad["n1"].said.endswith(" s: srun: error: n1: task 1: Killed")
+
+
 def test_after_full_s_what_could_not_be_measured_is_unknown():
     cluster = Cluster(4, preflight={"full_s": 8})
     cluster.probes.before = lambda do: cluster.clock.advance(5.0)

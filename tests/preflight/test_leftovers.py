@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from slurmtrain.preflight.leftovers import remove_leftovers, unused_segments
+from slurmtrain.preflight.leftovers import remove_leftovers, remove_memory_of_the_dead, unused_segments
 from slurmtrain.rundir import RunDir
+from slurmtrain.telemetry.heartbeat import run_memory
 from tests.fakes.clock import FakeClock
 from tests.mpi_world import ROOT
 
@@ -43,6 +46,23 @@ def test_a_segment_made_anew_between_two_looks_stays(shm):
 def test_segments_of_others_are_not_ours(shm, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert unused_segments(shm, Path("/proc")) == {}
+
+
+def test_a_runs_memory_goes_when_no_process_of_the_run_is_left(tmp_path):
+    clock = FakeClock()
+    runs = {name: tmp_path / "runs" / name for name in ("dead", "living", "young")}
+    for name, run in runs.items():
+        beat = run_memory(run, tmp_path) / "n1" / "a0001" / "rank-00000"
+        beat.parent.mkdir(parents=True)
+        beat.write_bytes(bytes(128))
+        for path in (beat, *beat.parents[:3]):
+            os.utime(path, times=(clock.time(), clock.time() - (10 if name == "young" else 100)))
+    argv = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, env={**os.environ, "SLURMTRAIN_RUN": str(runs["living"])}) as living:
+        assert remove_memory_of_the_dead(clock, memory=tmp_path) == [run_memory(runs["dead"], tmp_path)]
+        living.communicate(b"\n")
+    assert [run_memory(runs[name], tmp_path).exists() for name in runs] == [False, True, True]
+    assert remove_memory_of_the_dead(clock, memory=tmp_path) == [run_memory(runs["living"], tmp_path)]
 
 
 @pytest.mark.slurm

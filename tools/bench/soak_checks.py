@@ -56,12 +56,14 @@ def _accounts(soaked: Trained) -> Iterator[str]:
 
 
 def _left(soaked: Trained) -> Iterator[str]:
-    """Processes, files that were to be moved or removed, nodes' memory."""
+    """Processes, files that were to be moved or removed, nodes' memory. An agent that was killed leaves its number: the next start there
+    takes it away.
+    """
     path = soaked.run.path
     yield from (f"pid {pid} is left: {' '.join(line)[:160]}" for pid, line in processes_of(str(path)))
     yield from (f"{one.relative_to(path)} is left" for one in path.rglob("*") if one.name.endswith(_LITTER))
-    if run_memory(path).exists():
-        yield f"{run_memory(path)} is left: {', '.join(sorted(one.name for one in run_memory(path).rglob('*')))[:200]}"
+    if names := sorted({one.name for one in run_memory(path).rglob("*") if one.is_file()} - {"agent"}):
+        yield f"{run_memory(path)} is left: {', '.join(names)[:200]}"
 
 
 def _nodes(cluster: Cluster) -> Iterator[str]:
