@@ -14,6 +14,7 @@ from slurmtrain.config.site import FAULT_FIELDS
 from slurmtrain.errors import SlurmError, one_line
 from slurmtrain.resilience.composition import Composition
 from slurmtrain.resilience.exclude import blamed
+from slurmtrain.resilience.judgement import durable_step
 from slurmtrain.resilience.records import AttemptRecord, Outcome, read_owner
 from slurmtrain.shell import Shell, SystemShell
 from slurmtrain.slurm.hostlist import expand, fold
@@ -60,13 +61,16 @@ def log_missed(c: Composition, record: AttemptRecord) -> None:
 
 
 def missed_outcome(c: Composition, record: AttemptRecord) -> Outcome:
-    """Of an attempt of an earlier start that nobody lived to close: its node is to blame where Slurm calls it down."""
+    """Of an attempt of an earlier start that nobody lived to close: its node is to blame where Slurm calls it down. No other has run since,
+    so that the newest checkpoint is what it has left.
+    """
     host = batch_host(c, record)
-    t_end = _newest_sign(c, record)
+    t_end, durable = _newest_sign(c, record), durable_step(c)
     if not c.allocation.down([host]):
-        return Outcome("failed", "its supervisor was lost without a word", t_end=t_end, category="launch_failure")
+        words = "its supervisor was lost without a word"
+        return Outcome("failed", words, last_durable_step=durable, t_end=t_end, category="launch_failure")
     words = f"batch host {host} is down, and its supervisor with it"
-    return Outcome("node_failure", words, node=host, t_end=t_end, category="node_failure", fault_t=t_end)
+    return Outcome("node_failure", words, node=host, last_durable_step=durable, t_end=t_end, category="node_failure", fault_t=t_end)
 
 
 def batch_host(c: Composition, record: AttemptRecord) -> str:
