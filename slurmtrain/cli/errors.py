@@ -21,12 +21,20 @@ LINE_LIMIT = 600
 
 def guarded(command: Callable[[], Any]) -> int:
     """Run a command; the exit code. What it returns counts as one when it is a number."""
+    _open_standard_streams()
     try:
         result = command()
         sys.stdout.flush()
     except BaseException as error:  # noqa: BLE001 the last stand of a command line: each kind has its end below
         return next(end(error) for kind, end in _ENDS if isinstance(error, kind))
     return result if isinstance(result, int) else EXIT_OK
+
+
+def _open_standard_streams() -> None:
+    """Those that whoever started us has closed (>&-): what is said there is lost, and nothing falls over it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 for the rest of this process
 
 
 def unknown_command(word: str, known: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import traceback
 from pathlib import Path
@@ -89,7 +90,7 @@ def command(ctx: click.Context, /, **said: Any) -> None:
     only = _checked(ctx, said)
     target = target_of(said["word"], said["site"], said["root"], doors, here=said["here"])
     if said["listed"]:
-        _list(target, doors, as_json=said["as_json"])
+        _list(target, doors, said)
         return
     _check_only(only, target, doors, said)
     history = target.history(doors.env)
@@ -97,9 +98,7 @@ def command(ctx: click.Context, /, **said: Any) -> None:
     if history is not None:
         _remember(made, history, target, doors, by="here" if said["here"] else "command")
     if said["prometheus"] is not None:
-        from slurmtrain.preflight.prometheus import exposition
-
-        doors.disk.write(said["prometheus"], exposition(made).encode())
+        _publish(made, said["prometheus"], doors)
     ctx.exit(_tell(made, said))
 
 
@@ -112,6 +111,8 @@ def _checked(ctx: click.Context, said: dict[str, Any]) -> tuple[str, ...]:
         raise click.UsageError("--json and --nagios: give one of them", ctx)
     if said["record"] and said["level"] == "quick":
         raise click.UsageError("--record writes down what --full measures: leave --quick out", ctx)
+    if said["prometheus"] is not None and said["prometheus"].suffix != ".prom":
+        raise click.UsageError(f"--prometheus {said['prometheus']}: the collector reads files alone whose name ends in .prom", ctx)
     if said["here"]:
         _check_here(ctx, said)
     only = tuple(name.strip() for name in (said["only"] or "").split(",") if name.strip())
@@ -134,7 +135,7 @@ def _check_only(only: tuple[str, ...], target: Target, doors: Doors, said: dict[
     from slurmtrain.errors import UserError
     from slurmtrain.preflight.listing import MEASURED, OF_ALL
 
-    for one in _listing(target, doors):
+    for one in _listing(target, doors, here=said["here"]):
         if one.name in only and not one.made:
             raise UserError(f"--only: {one.name} is not made: {one.why}; see --list")
         if one.name in only and said["here"] and one.name in {*MEASURED, *OF_ALL}:
@@ -143,17 +144,18 @@ def _check_only(only: tuple[str, ...], target: Target, doors: Doors, said: dict[
             raise UserError(f"--only: {one.name} is measured, and --quick measures nothing: leave --quick out")
 
 
-def _listing(target: Target, doors: Doors) -> list[Listed]:
+def _listing(target: Target, doors: Doors, *, here: bool) -> list[Listed]:
     from slurmtrain.cli.preflight_target import request_of
     from slurmtrain.preflight.listing import listing
 
-    return listing(request_of(target, doors.env, doors.clock.time(), shared=(target.root or Path("/"),)))
+    shared = () if here and target.setup is None else (target.root or Path("/"),)
+    return listing(request_of(target, doors.env, doors.clock.time(), shared=shared))
 
 
-def _list(target: Target, doors: Doors, *, as_json: bool) -> None:
+def _list(target: Target, doors: Doors, said: dict[str, Any]) -> None:
     from slurmtrain.cli.preflight_show import show_list
 
-    show_list(_listing(target, doors), as_json=as_json)
+    show_list(_listing(target, doors, here=said["here"]), as_json=said["as_json"])
 
 
 def _here(target: Target, doors: Doors, only: tuple[str, ...], said: dict[str, Any], history: Path | None) -> Report:
@@ -201,6 +203,17 @@ def _remember(made: Report, path: Path, target: Target, doors: Doors, *, by: str
         click.echo(f"slurmtrain: the history cannot be written: {path}: {error.strerror}", err=True)
 
 
+def _publish(made: Report, path: Path, doors: Doors) -> None:
+    """For Prometheus; that it cannot be written takes nobody's verdict away."""
+    from slurmtrain.preflight.prometheus import exposition
+
+    try:
+        doors.disk.write(path, exposition(made).encode())
+    except OSError as error:
+        words = f"{path}: {error.strerror}: make its folder, writable for this user, or name another by --prometheus"
+        click.echo(f"slurmtrain: Prometheus' file cannot be written: {words}", err=True)
+
+
 def _tell(made: Report, said: dict[str, Any]) -> int:
     """The exit code."""
     if said["nagios"]:
@@ -221,5 +234,6 @@ def _tell(made: Report, said: dict[str, Any]) -> int:
 def _unknown(text: str) -> click.exceptions.Exit:
     from slurmtrain.preflight.nagios import UNKNOWN, trouble_line
 
-    click.echo(trouble_line(text))
+    with contextlib.suppress(OSError):  # nobody hears it: the code is all that is left to say it by
+        click.echo(trouble_line(text))
     return click.exceptions.Exit(UNKNOWN)

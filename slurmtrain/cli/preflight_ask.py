@@ -202,9 +202,11 @@ def nodes_of(allocation: Allocation, said: str | None) -> tuple[str, ...]:
         named = expand(said)
     except SlurmError as error:
         raise UserError(f"--nodes {said}: {error}") from None
+    if not named:
+        raise UserError("--nodes: names no node, such as n[1-4,7]")
     foreign = [node for node in named if node not in there]
-    if foreign or not named:
-        raise UserError(f"--nodes {said}: {fold(foreign) or 'no node'} is not in the allocation, which has {fold(there)}")
+    if foreign:
+        raise UserError(f"--nodes {said}: {fold(foreign)} is not in the allocation, which has {fold(there)}")
     return named
 
 

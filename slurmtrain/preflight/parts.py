@@ -26,6 +26,11 @@ def always(request: Request) -> bool:  # noqa: ARG001 as others of its kind
     return True
 
 
+def writes_shared(request: Request) -> bool:
+    """Whether there are folders that all nodes share: a node by itself, without a run, writes into none."""
+    return bool(request.shared)
+
+
 def on_gpus(request: Request) -> bool:
     return request.on_gpus
 

@@ -121,6 +121,11 @@ def test_a_fault_keeps_its_traceback_and_ends_with_one_clear_line(capsys):
     assert lines[-1].endswith("please report it with the lines above: ZeroDivisionError: division by zero")
 
 
+def test_streams_that_are_closed_from_the_start_are_no_fault_of_ours():
+    done = subprocess.run(["bash", "-c", f"{' '.join(SCRIPT)} site list >&- 2>&-"], check=False, timeout=60)
+    assert done.returncode == 0
+
+
 def test_a_reader_that_goes_away_is_no_error():
     done = subprocess.run(
         ["bash", "-c", f"{' '.join(SCRIPT)} site list | exec true; echo ${{PIPESTATUS[0]}}"],

@@ -131,6 +131,7 @@ def test_some_nodes_alone(desk):
     assert {nodes for _, nodes in desk.shell.asked} == {("n2", "n3")}
     assert "n9 is not in the allocation, which has n[1-4]" in one_line_of(desk.type("preflight", "-w", "n1,n9"))
     assert "is not a host list" in one_line_of(desk.type("preflight", "-w", "@all"))
+    assert "names no node" in one_line_of(desk.type("preflight", "-w", ""))
 
 
 def test_some_checks_alone_say_of_nobody_that_he_is_fit(desk):

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from slurmtrain.preflight import listing, registry
+from slurmtrain.preflight.checks import quota_left, shared_folder
 from slurmtrain.preflight.finding import Finding
 from slurmtrain.preflight.history import Entry, append, read_history
 from slurmtrain.preflight.machine import CannotTellError
@@ -139,3 +140,34 @@ def test_history_shows_what_was_found_newest_last(desk):
     assert "no preflight of n7" in desk.type("preflight", "history", "n7", "--since", "1h").stderr
     assert "--since" in one_line_of(desk.type("preflight", "history", "--since", "yesterday"))
     assert "slurmtrain preflight history" in desk.type("preflight", "history", "--help").stdout
+
+
+def test_what_is_asked_for_alone_and_cannot_be_looked_at_here_is_refused(desk, monkeypatch):
+    monkeypatch.setattr(listing, "all_checks", lambda: (shared_folder.CHECK, quota_left.CHECK))
+    for name in ("shared-folder", "quota"):
+        result = here(desk, "--only", name)
+        assert result.exit_code == 2
+        assert f"--only: {name} is not made" in one_line_of(result)
+    assert " no " in here(desk, "--list").stdout
+
+
+def test_a_file_for_prometheus_that_cannot_be_written_takes_the_verdict_away_from_nobody(desk, tmp_path):
+    desk.facts = 12
+    result = here(desk, "--nagios", "--prometheus", tmp_path / "gone" / "preflight.prom")
+    assert result.exit_code == 2
+    assert "CRITICAL - n7: fans" in result.stdout
+    assert "make its folder" in result.stderr
+
+
+def test_a_file_that_the_collector_would_not_read_is_refused(desk, tmp_path):
+    result = here(desk, "--prometheus", tmp_path / "preflight.txt")
+    assert result.exit_code == 2
+    assert "ends in .prom" in one_line_of(result)
+
+
+def test_for_nagios_what_nobody_hears_is_unknown_too(desk, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("slurmtrain.cli.preflight.click.echo", full)
+    assert here(desk, "--nagios").exit_code == 3

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from slurmtrain.preflight.checks._remedies import advice, said
 from slurmtrain.preflight.finding import Trouble
-from slurmtrain.preflight.parts import Check, Facts
+from slurmtrain.preflight.parts import Check, Facts, writes_shared
 from slurmtrain.preflight.request import Request
 
 
@@ -19,4 +19,4 @@ def judge(facts: Facts, request: Request) -> Iterator[Trouble]:  # noqa: ARG001 
             yield Trouble("fail", "what was read is not what was written", remedy, name)
 
 
-CHECK = Check("shared-folder", "shared", "the shared folders take a file, make it durable and give it back", judge)
+CHECK = Check("shared-folder", "shared", "the shared folders take a file, make it durable and give it back", judge, wanted=writes_shared)

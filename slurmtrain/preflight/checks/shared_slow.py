@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slurmtrain.preflight.finding import Trouble
-from slurmtrain.preflight.parts import Check, Facts
+from slurmtrain.preflight.parts import Check, Facts, writes_shared
 from slurmtrain.preflight.request import Request
 
 SLOW_S = 10.0
@@ -19,4 +19,4 @@ def judge(facts: Facts, request: Request) -> Iterator[Trouble]:  # noqa: ARG001 
             yield Trouble("warn", f"a small file took {one['seconds']:.0f} s to become durable", remedy, name)
 
 
-CHECK = Check("shared-slow", "shared", "a small file is durable in the shared folders within 10 s", judge)
+CHECK = Check("shared-slow", "shared", "a small file is durable in the shared folders within 10 s", judge, wanted=writes_shared)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slurmtrain.preflight.finding import Trouble
-from slurmtrain.preflight.parts import Check, Facts
+from slurmtrain.preflight.parts import Check, Facts, writes_shared
 from slurmtrain.preflight.request import Request
 from slurmtrain.store.space import Left, Need, short_of
 
@@ -25,4 +25,4 @@ def judge(facts: Facts, request: Request) -> Iterator[Trouble]:
             yield Trouble("fail", short.removeprefix(f"{name}: "), _REMEDY, name)
 
 
-CHECK = Check("shared-space", "shared", "the shared file system has room for the next checkpoint", judge)
+CHECK = Check("shared-space", "shared", "the shared file system has room for the next checkpoint", judge, wanted=writes_shared)

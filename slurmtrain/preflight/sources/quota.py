@@ -41,7 +41,7 @@ class _Asking:
 
 
 def asked(request: Request) -> bool:
-    return request.site.storage.quota != "off"
+    return request.site.storage.quota != "off" and bool(request.shared)
 
 
 def look(machine: Machine, request: Request) -> Facts:
