@@ -169,14 +169,14 @@ def _ask(target: Target, doors: Doors, only: tuple[str, ...], said: dict[str, An
     from dataclasses import replace
 
     from slurmtrain.cli.preflight_ask import Asking, allocation_of, folder_for, launcher_of, nodes_of, report
-    from slurmtrain.preflight.baseline import record_path
+    from slurmtrain.preflight.baseline import read_baseline, record_path
     from slurmtrain.preflight.listing import MEASURED
 
     measured = said["record"] or any(name in MEASURED for name in only)
     level: Level = "full" if measured else said["level"] or target.level
     allocation = allocation_of(target, doors)
     if said["record"]:
-        record_path(target.site, doors.env)  # where it goes is known before anything is measured
+        read_baseline(record_path(target.site, doors.env))  # where it goes, and that it fits there, is known before anything is measured
     nodes = nodes_of(allocation, said["nodes"])
     with folder_for(target, allocation, doors) as folder:
         asking = Asking(target, doors, allocation, launcher_of(target, doors), level, only, folder, _say(said), record=said["record"])

@@ -54,6 +54,8 @@ class Row:
         """Raises KeyError, TypeError, ValueError for what is none."""
         known = {one.name for one in fields(cls)}
         row = cls(**{name: value for name, value in raw.items() if name in known})
+        if not all(isinstance(one, kind) for one, kind in zip((*row.key, row.unit), (str, int, int, str, str), strict=True)):
+            raise TypeError(f"{row.key}: not a metric, size, members and device")
         if not (math.isfinite(float(row.value)) and row.value > 0):
             raise ValueError(f"{row.metric} = {row.value}: not a rate")
         return row
@@ -135,11 +137,13 @@ def read_baseline(path: Path | None) -> Baseline:
         return Baseline(path=path)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        problem = f"not a baseline ({one_line(f'{type(error).__name__}: {error}', 120)}): record it again, or take it away"
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        problem = f"not a baseline ({one_line(f'{type(error).__name__}: {error}', 120)}): take it away, and record it again"
         raise ConfigError(problem, where=str(path)) from None
     if version != BASELINE_VERSION:
-        raise ConfigError(f"format version {version}, and this release reads {BASELINE_VERSION}: record it again", where=str(path))
+        raise ConfigError(
+            f"format version {version}, and this release reads {BASELINE_VERSION}: take it away, and record it again", where=str(path)
+        )
     return Baseline(rows, path)
 
 

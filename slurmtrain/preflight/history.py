@@ -153,7 +153,7 @@ def _entries(lines: Iterable[bytes]) -> Iterator[Entry]:
     for line in lines:
         try:
             yield Entry.from_json(json.loads(line))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             continue
 
 

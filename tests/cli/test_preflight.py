@@ -354,6 +354,12 @@ def test_a_baseline_is_recorded_of_nodes_that_are_all_fit_and_compared_with_from
     assert measured.calls[-1][2:] == (0, True), "what is recorded is not held to what was recorded before"
 
 
+def test_a_damaged_baseline_is_said_before_anything_is_measured(desk, measured):
+    (desk.folder / "mysite.baseline.json").write_text("{")
+    assert "take it away, and record it again" in one_line_of(desk.type("preflight", "--record"))
+    assert measured.calls == []
+
+
 @pytest.mark.parametrize("word", ["off", "quick", "full"])
 def test_submit_and_run_take_what_is_looked_at_before_each_start(desk, word):
     assert desk.submit("--preflight", word).exit_code == 0

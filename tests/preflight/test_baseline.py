@@ -86,7 +86,8 @@ def test_it_is_found_where_site_files_are_and_the_sites_own_word_comes_first(tmp
 def test_no_file_has_no_rows_and_a_damaged_one_is_said(tmp_path):
     assert read_baseline(None).rows == read_baseline(tmp_path / "none.json").rows == ()
     path = tmp_path / "alps.baseline.json"
-    for text in ("{", '{"v":1,"rows":[{"metric":"matmul_tflops"}]}', '{"v":2,"rows":[]}', "[]"):
+    row = '{"metric":"matmul_tflops","size":1,"members":1,"device":["H100"],"value":1.0,"unit":"TFLOPS"}'
+    for text in ("{", '{"v":1,"rows":[{"metric":"matmul_tflops"}]}', f'{{"v":1,"rows":[{row}]}}', '{"v":2,"rows":[]}', "[]", "[" * 100_000):
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"alps\.baseline\.json: .*record it again"):
             read_baseline(path)

@@ -61,6 +61,7 @@ def test_what_is_written_is_read_from_a_time_on(tmp_path):
 
 
 BAD = [
+    b"[" * 100_000,
     b'{"v":1,"t":100.0,"node":"n1","level":"qu',
     b"[]",
     b"3",
