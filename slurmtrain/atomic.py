@@ -98,6 +98,11 @@ class SystemDisk:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
         try:
             write_new(self._calls, temporary, data)
+        except OSError as error:
+            self._forget(temporary)
+            if error.errno is None:
+                raise
+            raise OSError(error.errno, error.strerror, str(path)) from error  # write and fsync name no file
         except BaseException:
             self._forget(temporary)
             raise

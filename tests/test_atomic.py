@@ -154,8 +154,9 @@ class TestSystemDisk(DiskConformance):
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(atomic.os, "fsync", full)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(OSError, match="No space") as caught:
             disk.write(tmp_path / "a", b"new")
+        assert caught.value.filename == str(tmp_path / "a"), "fsync names no file; people need one"
         assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"a": b"old"}
 
     def test_a_folder_in_the_way_of_a_file_leaves_no_temporary(self, disk, tmp_path):

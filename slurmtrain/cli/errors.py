@@ -17,6 +17,11 @@ from slurmtrain.errors import EXIT_FAULT, EXIT_OK, EXIT_USER, SlurmtrainError, o
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 LINE_LIMIT = 600
+_REMEDIES = {
+    errno.ENOSPC: "make room there (`df`, `df -i`)",
+    errno.EDQUOT: "make room there, or ask for a larger quota",
+    errno.EROFS: "it is mounted read-only: mount it anew, or name another folder",
+}
 
 
 def guarded(command: Callable[[], Any]) -> int:
@@ -62,8 +67,14 @@ def _usage(error: click.UsageError) -> int:
 def _system(error: OSError) -> int:
     if error.errno == errno.EPIPE:
         return _broken_pipe()
+    return _say(system_words(error), EXIT_FAULT)
+
+
+def system_words(error: OSError) -> str:
+    """What the system refused: where, why, and what to do where that is always the same."""
     where = f"{error.filename}: " if error.filename else ""
-    return _say(f"{where}{error.strerror or error}", EXIT_FAULT)
+    remedy = _REMEDIES.get(error.errno or 0, "")
+    return f"{where}{error.strerror or error}{f': {remedy}' if remedy else ''}"
 
 
 def _exit(error: SystemExit) -> int:

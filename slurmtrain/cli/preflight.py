@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurmtrain.cli.doors import Doors, doors_of
+from slurmtrain.cli.errors import system_words
 from slurmtrain.cli.options import examples, root_option
 from slurmtrain.cli.paths import UserPath
 from slurmtrain.errors import SlurmtrainError
@@ -46,8 +47,10 @@ class PreflightCommand(click.Command):
             raise
         except click.ClickException as error:
             raise _unknown(error.format_message()) from None
-        except (SlurmtrainError, OSError) as error:
+        except SlurmtrainError as error:
             raise _unknown(str(error)) from None
+        except OSError as error:
+            raise _unknown(system_words(error)) from None
         except Exception as error:  # noqa: BLE001 the last stand of a plugin: it has a line and a code for everything
             traceback.print_exception(error)
             raise _unknown(f"a fault of slurmtrain itself, please report it: {type(error).__name__}: {error}") from None

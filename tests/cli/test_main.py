@@ -99,6 +99,7 @@ def raising(error):
         (KeyboardInterrupt(), 130, "slurmtrain: interrupted"),
         (click.Abort(), 130, "slurmtrain: interrupted"),
         (PermissionError(13, "Permission denied", "/x"), 1, "slurmtrain: /x: Permission denied"),
+        (OSError(28, "No space left on device", "/x"), 1, "slurmtrain: /x: No space left on device: make room there (`df`, `df -i`)"),
         (SystemExit("words"), 1, "slurmtrain: words"),
     ],
 )
