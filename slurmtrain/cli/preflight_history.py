@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,6 @@ from slurmtrain.cli.options import examples, root_option
 if TYPE_CHECKING:
     from slurmtrain.preflight.history import Entry
 
-PIPED_WIDTH = 400
 _SHOWN = 100
 """Lines of the table; --json has all."""
 
@@ -55,20 +53,16 @@ def command(ctx: click.Context, node: str | None, *, since: str, site: str | Non
 
 
 def _show(found: Sequence[Entry]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    from slurmtrain.cli.preflight_show import print_table, table_of
     from slurmtrain.resilience.lines import stamp
 
     if len(found) > _SHOWN:
         click.echo(f"{len(found) - _SHOWN} older lines: --json has all")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("TIME", "NODE", "LEVEL", "BY", "JOB", "RUN", "FIT", "FOUND"):
-        table.add_column(name, no_wrap=name != "FOUND", overflow="fold")
+    table = table_of("TIME", "NODE", "LEVEL", "BY", "JOB", "RUN", "FIT", "FOUND")
     for one in found[-_SHOWN:]:
         said = "; ".join(str(finding) for finding in one.findings) or _figures(one)
         table.add_row(stamp(one.t), one.node, one.level, one.by, one.job_id, one.run, "yes" if one.ok else "no", said)
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
+    print_table(table)
 
 
 def _figures(one: Entry) -> str:

@@ -51,10 +51,10 @@ def show_list(found: Sequence[Listed], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"v": 1, "checks": [vars(one) for one in found]}))
         return
-    table = _table("CHECK", "PART", "MADE", "WHAT IT LOOKS AT")
+    table = table_of("CHECK", "PART", "MADE", "WHAT IT LOOKS AT")
     for one in found:
         table.add_row(one.name, one.part, "yes" if one.made else "no", f"{one.about}{f' [{one.why}]' if one.why else ''}")
-    _print(table)
+    print_table(table)
 
 
 def _troubles(title: str, found: Iterable[Finding]) -> None:
@@ -64,22 +64,22 @@ def _troubles(title: str, found: Iterable[Finding]) -> None:
         nodes.setdefault((one.check, str(one).removeprefix(f"{one.check}: "), one.peer), []).append(one.node)
     if not nodes:
         return
-    table = _table(title, "CHECK", "WHAT WAS FOUND, AND WHAT TO DO")
+    table = table_of(title, "CHECK", "WHAT WAS FOUND, AND WHAT TO DO")
     for (check, words, peer), names in nodes.items():
         table.add_row(fold(names), check, f"with {peer}: {words}" if peer and f"with {peer}" not in words else words)
-    _print(table)
+    print_table(table)
 
 
 def _figures(report: Report) -> None:
     names = sorted({name for known in report.figures.values() for name in known})
     if not names:
         return
-    table = _table("NODE", *names)
+    table = table_of("NODE", *names)
     for node in report.nodes:
         known = report.figures.get(node, {})
         if known:
             table.add_row(node, *(f"{known[name]:.4g}" if name in known else "" for name in names))
-    _print(table)
+    print_table(table)
 
 
 def _untested(report: Report) -> list[str]:
@@ -90,7 +90,8 @@ def _untested(report: Report) -> list[str]:
     return [f"{counted(len(report.untested), 'pair')} not tested for want of time (preflight.pairs_s): {shown}{more}"]
 
 
-def _table(*titles: str) -> Table:
+def table_of(*titles: str) -> Table:
+    """A table whose last column alone may be broken."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold")
@@ -99,7 +100,8 @@ def _table(*titles: str) -> Table:
     return made
 
 
-def _print(table: Table) -> None:
+def print_table(table: Table) -> None:
+    """Without the blanks that fill its last column."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)

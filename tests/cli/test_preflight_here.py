@@ -134,6 +134,7 @@ def test_history_shows_what_was_found_newest_last(desk):
     shown = desk.type("preflight", "history").stdout.splitlines()
     assert [line.split()[2] for line in shown[1:]] == ["n7", "n7", "n8"]
     assert shown[2].endswith("fans: fan 1: 12 rpm: replace it")
+    assert shown[1] == shown[1].rstrip(), "no blanks up to the width of the longest"
     told = [json.loads(line) for line in desk.type("preflight", "history", "n7", "--json").stdout.splitlines()]
     assert [one["ok"] for one in told] == [True, False]
     desk.clock.advance(7200)

@@ -115,6 +115,7 @@ def test_no_gpu_at_all_is_a_fact(tmp_path):
         (NO_DRIVER, 9, "couldn't communicate", "modprobe nvidia"),
         ("<nvidia_smi_log><gpu>", 0, "<nvidia_smi_log><gpu>", "dmesg"),
         ("<nvidia_smi_log><gpu></nvidia_smi_log>", 0, "nvidia-smi -q -x", "dmesg"),
+        ('<?xml version="1.0" ?>\n<nvidia_smi_log><gpu>', 0, "nvidia-smi -q -x: its log breaks off", "dmesg"),
         ("", 255, "exit code 255", "dmesg"),
     ],
 )
@@ -151,3 +152,9 @@ def test_only_sites_with_gpus_of_nvidia_are_looked_at(gpu, device, wanted):
     asked = request(gpu, device=device)
     assert (gpus.SOURCE.wanted(asked), nvlink.SOURCE.wanted(asked)) == (wanted, wanted)
     assert not nvlink.SOURCE.wanted(request("NVIDIA GH200 SXM", gpus=1)), "nobody to be linked to"
+
+
+def test_a_driver_that_prints_without_end_is_told_as_such(tmp_path, monkeypatch):
+    monkeypatch.setattr("slurmtrain.shell.PRINTED_BYTES", 1 << 10)
+    with pytest.raises(CannotTellError, match="its log breaks off nvidia-smi: it prints without end"):
+        look(Node(tmp_path).says(SMI, "<gpu> " * 1000))

@@ -47,8 +47,8 @@ def refused(done: Completed) -> CannotTellError:
     if done.rc == RC_TIMED_OUT:
         return CannotTellError(f"{command}: no answer in time", LATE)
     said = " ".join(f"{done.out}\n{done.err}".split()) or f"it printed nothing, exit code {done.rc}"
-    if said.startswith("<?xml"):
-        said = " ".join(["its log breaks off", *done.err.splitlines()[-1:]])
+    if done.rc < 0 or said.startswith("<?xml"):
+        said = " ".join([*(["its log breaks off"] if done.out else []), *done.err.splitlines()[-1:]]) or f"ended by signal {-done.rc}"
     remedy = next((remedy for words, remedy in _REFUSALS if words in said), _DRIVER)
     return CannotTellError(f"{command}: {said[:160]}", remedy)
 
