@@ -39,6 +39,7 @@ OF_SLURM = "slurm"
 """Under which name stands what Slurm says of a node that is left alone."""
 _MEASURE = ("torch", "numpy")
 """Packages whose versions a baseline remembers."""
+_CALLED_OFF = frozenset({"CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE"})
 _MARGIN_S = 10.0
 """Above the limit of one look at a node: so long the last nodes are waited for once half of them have answered."""
 
@@ -117,10 +118,17 @@ def report(asking: Asking, nodes: Sequence[str]) -> Report:
 
 
 def _ended(asking: Asking, nodes: Sequence[str]) -> list[Finding]:
-    """Slurm takes a job away when a node of it is lost: then nothing more can be asked of the others, and none of them is to blame."""
+    """Slurm takes a job away when a node of it is lost: then nothing more can be asked of the others, and none of them is to blame.
+
+    Raises SlurmError where somebody has ended the job: that says nothing about any node.
+    """
     job = None if asking.slurm is None else asking.allocation.look(fresh=True).job
     if asking.slurm is None or (job is not None and job.state == "RUNNING"):
         return []
+    if job is not None and job.state in _CALLED_OFF:
+        raise SlurmError(
+            f"job {asking.allocation.job_id} is {job.state} by now: nothing was found out about its nodes; ask again in another"
+        )
     said = f"job {asking.allocation.job_id} is {'gone' if job is None else job.state} by now: no further question can be asked"
     return [Finding(node, OF_SLURM, "unknown", said, "salloc --no-kill keeps a job when one of its nodes is lost") for node in nodes]
 

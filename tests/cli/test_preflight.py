@@ -321,6 +321,15 @@ def test_where_slurm_takes_the_job_away_while_all_are_measured_that_is_said(desk
     assert measured.calls == []
 
 
+@pytest.mark.parametrize("state", ["CANCELLED", "TIMEOUT"])
+def test_a_job_that_was_called_off_says_nothing_about_its_nodes(desk, measured, monkeypatch, state):
+    ends_early(measured, monkeypatch, lambda: desk.slurm.change("33", state=state))
+    result = desk.type("preflight", "--full")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"job 33 is {state} by now: nothing was found out" in result.stderr
+    assert desk.files() == [], "neither a history nor a folder of answers"
+
+
 def test_probes_that_end_early_on_nodes_that_all_answer_are_a_fault_with_the_launchers_words(desk, measured, monkeypatch):
     ends_early(measured, monkeypatch, lambda: None)
     result = desk.type("preflight", "--full")
