@@ -177,8 +177,12 @@ class _Search:
             return found
         if self.passed:
             reasons = "; ".join(f"step {step}: {why}" for step, why, _ in self.passed)
-            what = "no checkpoint verifies" if self.step is None else f"the checkpoint of step {self.step} does not verify"
-            raise CorruptCheckpointError(f"{self.folder}: {what}: mend one, or move the folder away to start anew ({reasons})")
+            what = (
+                "no checkpoint verifies: mend one, or move the folder away to start anew"
+                if self.step is None
+                else f"the checkpoint of step {self.step} does not verify: `slurmtrain ckpt list` shows the others"
+            )
+            raise CorruptCheckpointError(f"{self.folder}: {what} ({reasons})")
         if self._gone:
             raise CheckpointError(f"{self.folder}: step {self._gone[0]} went while it was looked at: try again")
         return None

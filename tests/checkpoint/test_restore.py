@@ -183,7 +183,7 @@ def test_the_step_that_was_asked_for_is_not_replaced_by_another(run):
     damage("flipped bit", run.checkpoint(20))
     errors = run_ranks(2, lambda group: restore(run.checkpoints, group, load_all, step=20, set_aside=lambda *_: pytest.fail("no")))
     assert [type(one) for one in errors] == [CorruptCheckpointError] * 2
-    assert "the checkpoint of step 20 does not verify (step 20: " in str(errors[0])
+    assert "the checkpoint of step 20 does not verify: `slurmtrain ckpt list` shows the others (step 20: " in str(errors[0])
     assert run_ranks(2, lambda group: restore(run.checkpoints, group, load_all, step=25)) == [None] * 2
 
 
