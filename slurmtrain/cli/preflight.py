@@ -176,7 +176,7 @@ def _ask(target: Target, doors: Doors, only: tuple[str, ...], said: dict[str, An
     from slurmtrain.preflight.listing import MEASURED
 
     measured = said["record"] or any(name in MEASURED for name in only)
-    level: Level = "full" if measured else said["level"] or target.level
+    level: Level = "full" if measured else "quick" if only else said["level"] or target.level
     allocation = allocation_of(target, doors)
     if said["record"]:
         read_baseline(record_path(target.site, doors.env))  # where it goes, and that it fits there, is known before anything is measured

@@ -282,6 +282,12 @@ def test_what_was_measured_of_those_that_are_fit_is_told_with_what_was_not(desk,
     assert [found[node].ok for node in ("n1", "n2", "n3", "n4")] == [True, False, False, True]
 
 
+def test_where_no_check_that_is_asked_for_is_measured_no_probe_is_started(desk, measured):
+    result = desk.type("preflight", "--full", "--only", "clock-skew")
+    assert (result.exit_code, measured.calls) == (0, [])
+    assert "4 nodes may start: n[1-4] (part, " in result.stdout
+
+
 def ends_early(measured, monkeypatch, then):
     """The probes end too early, and then this happens; the next ones do not."""
     real = measured.replaced
