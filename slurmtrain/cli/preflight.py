@@ -92,6 +92,7 @@ def command(ctx: click.Context, /, **said: Any) -> None:
     doors = doors_of(ctx)
     only = _checked(ctx, said)
     target = target_of(said["word"], said["site"], said["root"], doors, here=said["here"])
+    _warn(target)
     if said["listed"]:
         _list(target, doors, said)
         return
@@ -103,6 +104,14 @@ def command(ctx: click.Context, /, **said: Any) -> None:
     if said["prometheus"] is not None:
         _publish(made, said["prometheus"], doors)
     ctx.exit(_tell(made, said))
+
+
+def _warn(target: Target) -> None:
+    """Of names in the site file that no check has: whoever wrote them takes them for left out, and they are not."""
+    from slurmtrain.preflight.listing import misnamed
+
+    for key, wrong in misnamed(target.site).items():
+        click.echo(f"slurmtrain: site {target.site.name}: {key}: no check {', '.join(map(repr, wrong))}: see --list", err=True)
 
 
 def _checked(ctx: click.Context, said: dict[str, Any]) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from slurmtrain.preflight.registry import all_checks
+from slurmtrain.config.site import SiteConfig
+from slurmtrain.preflight.registry import all_checks, all_sources
 from slurmtrain.preflight.request import Request
 
 MPI_WORLD = "mpi-world"
@@ -23,6 +24,8 @@ MEASURED = {
     "transport": "NCCL has chosen what the site expects, and not sockets",
 }
 """What a full preflight measures."""
+_OF_NODES = ("node", "slurm")
+"""Under which names stands what is found of a node besides."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,13 @@ def made_at(request: Request) -> list[str]:
 def unknown_names(given: Iterable[str]) -> list[str]:
     known = set(names())
     return [name for name in given if name not in known]
+
+
+def misnamed(site: SiteConfig) -> dict[str, list[str]]:
+    """By key of the site, what preflight.skip and preflight.tolerate name and nothing is called."""
+    known = {*names(), *(source.name for source in all_sources()), *_OF_NODES}
+    said = {"preflight.skip": site.preflight.skip, "preflight.tolerate": site.preflight.tolerate}
+    return {key: wrong for key, given in said.items() if (wrong := [name for name in given if name not in known])}
 
 
 def _measured(name: str, request: Request) -> bool:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from slurmtrain.atomic import SystemDisk, to_json
 from slurmtrain.cli.doors import Doors
+from slurmtrain.preflight import listing, registry
 from slurmtrain.preflight.answer import NodeAnswer, read_answer
+from slurmtrain.preflight.checks.clock_skew import CHECK
 from slurmtrain.preflight.node import check
 from slurmtrain.preflight.request import Request, read_request
+from slurmtrain.preflight.sources.clock import SOURCE
 from slurmtrain.slurm.hostlist import expand
 from slurmtrain.slurm.types import JobInfo
 from tests.cli.desk import Desk, QuickShell
@@ -97,3 +103,21 @@ class PreflightDesk(Desk):
 
     def kept(self) -> list[Path]:
         return sorted((self.root / ".preflight").glob("*"))
+
+
+def desk_in_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PreflightDesk:
+    """One inside an allocation, with the check of clocks alone."""
+    for module in (registry, listing):
+        monkeypatch.setattr(module, "all_checks", lambda: (CHECK,))
+    for module in (registry, listing):
+        monkeypatch.setattr(module, "all_sources", lambda: (SOURCE,))
+    monkeypatch.setattr("slurmtrain.preflight.node.remove_leftovers", lambda clock: [])  # they have tests of their own, and take a while
+    monkeypatch.setattr("slurmtrain.preflight.answer.packages", lambda: {"torch": "2.13.0"})
+    made = PreflightDesk(tmp_path)
+    made.in_job()
+    return made
+
+
+def ahead(by_s: float) -> Change:
+    """A clock that goes ahead."""
+    return lambda answer: replace(answer, facts={"clock": {"t": answer.facts["clock"]["t"] + by_s}})
