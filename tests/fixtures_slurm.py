@@ -103,8 +103,13 @@ class SlurmCluster:
         return self.job(job).get("JobState", "")
 
     def start_requeued(self, job: str, restarts: int = 1) -> None:
-        """Wait until the job was requeued so often, and spare it its begin time; it may have begun by itself meanwhile."""
+        """Wait until the job was requeued so often, and spare it its begin time; it may have begun by itself meanwhile.
+
+        Not within the second in which it was killed: slurmd would take the new start for the one that was ended ("already killed").
+        """
         self.wait(f"requeue {restarts} of job {job}", lambda: self.job(job).get("Restarts") == str(restarts), timeout_s=90)
+        second = int(time.time())
+        self.wait("another second", lambda: time.time() >= second + 2)
         if self.job(job).get("JobState") == "PENDING":
             self.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False)
 

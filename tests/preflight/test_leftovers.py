@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from slurmtrain.config.site import SiteConfig
 from slurmtrain.preflight.leftovers import remove_leftovers, remove_memory_of_the_dead, unused_segments
+from slurmtrain.preflight.request import Request
 from slurmtrain.rundir import RunDir
 from slurmtrain.telemetry.heartbeat import run_memory
 from tests.fakes.clock import FakeClock
@@ -71,7 +73,10 @@ def test_a_start_that_would_meet_a_dead_starts_segment_lives(cluster, tmp_path):
     run = RunDir(tmp_path / "run")
     run.create()
     run.attempt(1).create()
-    run.attempt(1).nonce.write_text("word")
+    attempt = run.attempt(1)
+    attempt.nonce.write_text("word")
+    site = SiteConfig.model_validate({"name": "here", "device": "cpu", "node": {"gpus": 1}})
+    attempt.request.write_bytes(Request(1.0, str(attempt.nodes_dir), "word", str(attempt.nonce), (), site).to_json())
     script = tmp_path / "job.sh"
     script.write_text(f"""#!/bin/bash
 cd {ROOT}
@@ -87,7 +92,7 @@ MPI.COMM_WORLD.barrier()"
   scontrol requeue $SLURM_JOB_ID
   sleep 60
 fi
-python -m slurmtrain.preflight.node {run.path} 1
+python -m slurmtrain.preflight.node {attempt.request}
 srun -n2 --mpi=pmi2 python -c "{MPI}"
 """)
     job = cluster.sbatch("-N1", "-n2", "--requeue", "--open-mode=append", f"--output={tmp_path}/out", script, cwd=tmp_path)

@@ -21,7 +21,7 @@ from tests.resilience.test_slurm import Started, steps_of, submit, wait_for_step
 pytestmark = pytest.mark.slurm
 STEPS = 60
 LONGER = 150
-"""Of the run whose ranks go on for a while without a supervisor."""
+"""Of runs that something is done to from outside: they must still train then."""
 
 
 def processes_of(run: RunDir, attempt: int) -> list[str]:
@@ -84,11 +84,12 @@ def started(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> 
     """All at once, on the six nodes."""
     root = tmp_path_factory.mktemp("in place", numbered=True)
     behaviour = {"steps": STEPS, "step_s": 0.1, "save_every": 5}
+    longer = {**behaviour, "steps": LONGER}
     wanted = {
-        "node": (2, 1, ("--no-kill",), behaviour),
+        "node": (2, 1, ("--no-kill",), longer),
         "crash": (1, 0, (), {**behaviour, "children": 2, "faults": [{"attempt": 1, "rank": 1, "step": 7, "do": "exit 7"}]}),
-        "supervisor": (1, 0, (), {**behaviour, "steps": LONGER}),
-        "srun": (1, 0, (), behaviour),
+        "supervisor": (1, 0, (), longer),
+        "srun": (1, 0, (), longer),
     }
     found: dict[str, Started] = {}
     for name, (nodes, spares, options, what) in wanted.items():
@@ -117,7 +118,7 @@ def test_a_rank_that_exits_with_a_code_is_tried_again_at_once(cluster, started):
 def test_a_killed_srun_leaves_no_ranks_and_the_run_goes_on(cluster, started):
     """C64."""
     run = started["srun"].run
-    log = finished_in_place(cluster, started["srun"])
+    log = finished_in_place(cluster, started["srun"], LONGER)
     first = read_attempt(run, 1).outcome
     assert (first.kind, first.category) == ("failed", "launch_failure"), log
     assert "ended by SIGKILL" in first.cause
@@ -127,7 +128,7 @@ def test_a_killed_srun_leaves_no_ranks_and_the_run_goes_on(cluster, started):
 def test_a_dead_node_is_left_and_the_spare_steps_in(cluster, started):
     """The node is killed with all that runs on it; Slurm has not noticed yet when the ranks train again."""
     run = started["node"].run
-    log = finished_in_place(cluster, started["node"])
+    log = finished_in_place(cluster, started["node"], LONGER)
     first, second = read_attempt(run, 1), read_attempt(run, 2)
     lost, (spare,) = first.nodes[-1], first.spares
     assert (first.outcome.kind, first.outcome.node) == ("node_failure", lost), log
