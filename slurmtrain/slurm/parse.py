@@ -36,11 +36,17 @@ _MARKS = {
 }  # fmt: skip
 _MEGABYTE = 1 << 20
 _SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
+_RUNS = frozenset({"SIGNALING", "RESIZING"})
 
 
 def jobs(text: str) -> list[JobInfo]:
     """Every record of `scontrol show job -o`; one line each. Raises SlurmError for text of another form."""
     return [_job(record.strip()) for record in _JOB_START.split(text) if record.strip()]
+
+
+def _settled(state: str) -> str:
+    """RUNNING for what a running job shows for a moment, while a signal is on its way to it or its size changes (squeue's manual)."""
+    return "RUNNING" if state in _RUNS else state
 
 
 def _job(record: str) -> JobInfo:
@@ -50,7 +56,7 @@ def _job(record: str) -> JobInfo:
     middle, _, tail = head["rest"].partition(" Command=")
     said = _pairs(middle)
     comment = (_COMMENT_OF_BATCH if said.get("BatchFlag") == "1" else _COMMENT_OF_OTHERS).search(tail)
-    state, tres = said.get("JobState", ""), _tres(said)
+    state, tres = _settled(said.get("JobState", "")), _tres(said)
     job_id, array = _array(head["id"], _pairs(head["ids"]))
     count = _number(tres.get("node")) or 0  # NumNodes shrinks while nodes of a job that ends come free
     return JobInfo(
@@ -82,7 +88,7 @@ def queue(text: str) -> list[JobInfo]:
 
 def _queued(columns: Sequence[str]) -> JobInfo:
     job_id, name, state, reason, nodes, start, end, partition, comment, user, batch_host = columns
-    hosts = _hosts(nodes)
+    hosts, state = _hosts(nodes), _settled(state)
     host = batch_host if batch_host in hosts else ""  # of salloc squeue names the machine that it runs on
     return JobInfo(
         job_id, name, state, _text(reason), hosts, host, start_time=when(start), end_time=when(end),

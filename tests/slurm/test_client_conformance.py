@@ -101,9 +101,11 @@ class SlurmConformance:
 
     def test_a_signal_to_the_batch_shell_ends_nothing(self, slurm, script, options):
         job_id = self.running(slurm, script, options).job_id
-        slurm.cancel(job_id, signal="CONT", batch=True)
-        assert slurm.job(job_id).state == "RUNNING"
-        slurm.cancel(job_id)
+        try:
+            slurm.cancel(job_id, signal="CONT", batch=True)
+            assert slurm.job(job_id).state == "RUNNING"
+        finally:
+            slurm.cancel(job_id)
 
     def test_what_nobody_knows(self, slurm):
         assert slurm.job("4000000") is None

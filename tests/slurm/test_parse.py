@@ -37,6 +37,13 @@ def test_a_running_job_whose_name_and_comment_look_like_slurms_words(recorded):
     assert (info.cpus_per_node, info.memory_per_node_bytes) == (8, 16000 << 20)
 
 
+@pytest.mark.parametrize("moment", ["SIGNALING", "RESIZING"])
+def test_a_job_that_is_sent_a_signal_runs(recorded, moment):
+    """As `scontrol show job` had it just after `scancel --batch --signal`."""
+    info = one(recorded("job_running").replace(" JobState=RUNNING", f" JobState={moment}"))
+    assert (info.state, info.ended, info.name) == ("RUNNING", False, NAME)
+
+
 def test_times_in_the_local_form_mean_the_same_moment(recorded):
     text = recorded("job_running_standard_time")
     shown = text.partition("StartTime=")[2].split()[0]
