@@ -126,7 +126,7 @@ class Trial:
                 signal.pidfd_send_signal(self.handles[pid], signal.SIGKILL)
 
 
-@pytest.mark.parametrize("trials, seed", [(16, 1), pytest.param(200, 2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("trials, seed", [pytest.param(16, 1, marks=pytest.mark.long), pytest.param(200, 2, marks=pytest.mark.long)])
 def test_killed_at_random(tmp_path, trials, seed):
     run, chance, world = RunDir(tmp_path / "run"), random.Random(seed), World()
     run.create()
