@@ -14,7 +14,7 @@ from slurmtrain.errors import LaunchError, SlurmError, UserError
 from slurmtrain.preflight.answer import NodeAnswer
 from slurmtrain.preflight.asking import Check, Wanted, write_nonce
 from slurmtrain.preflight.baseline import Baseline, read_baseline, record_path, rows_of, write_baseline
-from slurmtrain.preflight.finding import OUT, Finding
+from slurmtrain.preflight.finding import OUT, Finding, tolerated
 from slurmtrain.preflight.folder import PreflightDir, make_folder
 from slurmtrain.preflight.history import Level
 from slurmtrain.preflight.judge import Expected
@@ -96,7 +96,7 @@ def report(asking: Asking, nodes: Sequence[str]) -> Report:
     of_all: dict[str, list[str]] = {}
     if wanted(MPI_WORLD, request):
         of_all[MPI_WORLD] = _fit(asked, found)
-        found += tolerated(_world(asking).check(of_all[MPI_WORLD]), request)
+        found += [tolerated(one, site.preflight.tolerate) for one in _world(asking).check(of_all[MPI_WORLD])]
     full = FullResult()
     if asking.level == "full":
         of_all |= dict.fromkeys(made_at(request), _fit(asked, found))
@@ -246,12 +246,6 @@ def _reason(text: str) -> str:
     'fan broken, by ada at'
     """
     return re.sub(r" \[(\w+)@(\d+)\]$", lambda form: f", by {form[1]} at {stamp(float(form[2]))}", text)
-
-
-def tolerated(found: Sequence[Finding], request: Request) -> list[Finding]:
-    """preflight.tolerate of the site turns what keeps a node out into a warning."""
-    names = request.site.preflight.tolerate
-    return [replace(one, grade="warn") if one.grade in OUT and one.check in names else one for one in found]
 
 
 @contextmanager

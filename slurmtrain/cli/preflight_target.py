@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurmtrain.cli.doors import Doors
@@ -13,7 +13,7 @@ from slurmtrain.config.site import SiteConfig
 from slurmtrain.errors import ConfigError, UserError
 from slurmtrain.preflight.history import Level, history_path
 from slurmtrain.preflight.request import Request
-from slurmtrain.resilience.needs import needs_of
+from slurmtrain.resilience.needs import with_needs
 from slurmtrain.resilience.ranks import Setup
 
 
@@ -117,14 +117,4 @@ def request_of(
         health=True,
         only=only,
     )
-    if setup is None:
-        return request
-    needs = needs_of(setup)
-    return replace(
-        request,
-        need_bytes=needs.checkpoint.bytes,
-        need_files=needs.checkpoint.files,
-        local_bytes=needs.local_bytes,
-        packages=needs.packages,
-        environment=setup.job.environment,
-    )
+    return request if setup is None else with_needs(request, setup)

@@ -22,7 +22,7 @@ from slurmtrain.clock import Clock
 from slurmtrain.preflight.answer import NodeAnswer, read_answer
 from slurmtrain.preflight.finding import Finding
 from slurmtrain.preflight.judge import Expected, NodeFault, findings, judge
-from slurmtrain.steps.launcher import Step, StepLauncher, StepSpec
+from slurmtrain.steps.launcher import Step, StepLauncher, StepSpec, is_about
 
 POLL_S = 0.2
 GRACE_S, ELASTIC_GRACE_S = 3.0, 20.0
@@ -109,6 +109,8 @@ class Check:
         self._steps: dict[tuple[str, ...], Step] = {}
         self._answers: dict[str, NodeAnswer] = {}
         self._enough_since: dict[int, float] = {}
+        self._good = (0, 0)
+        """Answers that were judged, and how many of them are good."""
 
     def run(self) -> CheckResult:
         """Ask, wait, judge. Raises LaunchError when the launcher is not there."""
@@ -164,8 +166,10 @@ class Check:
         return self._enough(now)
 
     def _enough(self, now: float) -> bool:
-        bad = {fault.node for fault in judge(self._answers, self._expected, silent={})}
-        good = len(set(self._answers) - bad)
+        if self._good[0] != len(self._answers):
+            bad = {fault.node for fault in judge(self._answers, self._expected, silent={})}
+            self._good = (len(self._answers), len(set(self._answers) - bad))
+        good = self._good[1]
         enough = len(self._answers) if self._wanted.any_answer else good
         graces = ((good, self._wanted.most, GRACE_S), (enough, self._wanted.least, self._wanted.patience_s))
         return any(have >= least and now - self._enough_since.setdefault(least, now) >= grace_s for have, least, grace_s in graces)
@@ -197,7 +201,7 @@ class Check:
         said: dict[str, str] = {}
         for node in self._expected.nodes:
             if node not in self._answers:
-                own = [line for line in (*words, *lines) if node in line]
+                own = [line for line in (*words, *lines) if is_about(line, node)]
                 said[node] = (own or words or lines or [""])[-1]
         return said
 

@@ -7,11 +7,10 @@ does not understand is "unknown", as one that could not look.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from slurmtrain.errors import one_line
 from slurmtrain.preflight.answer import NodeAnswer
-from slurmtrain.preflight.finding import OUT, Finding
+from slurmtrain.preflight.finding import Finding, tolerated
 from slurmtrain.preflight.parts import Check, Facts
 from slurmtrain.preflight.registry import checks_for, sources_for
 from slurmtrain.preflight.request import Request
@@ -30,7 +29,7 @@ def diagnose(answers: Mapping[str, NodeAnswer], request: Request) -> list[Findin
             found += _judged(check, node, known, request)
         found += _compared(check, facts, request)
     order = {node: place for place, node in enumerate(answers)}
-    return sorted((_tolerated(one, request) for one in found), key=lambda one: order.get(one.node, len(order)))
+    return sorted((tolerated(one, request.site.preflight.tolerate) for one in found), key=lambda one: order.get(one.node, len(order)))
 
 
 def _unseen(answers: Mapping[str, NodeAnswer], request: Request) -> Iterator[Finding]:
@@ -57,7 +56,3 @@ def _compared(check: Check, facts: Mapping[str, Facts], request: Request) -> lis
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         said = one_line(f"{type(error).__name__}: {error}", 120)
         return [Finding(node, check.name, "unknown", said, _FOREIGN) for node in facts]
-
-
-def _tolerated(one: Finding, request: Request) -> Finding:
-    return replace(one, grade="warn") if one.grade in OUT and one.check in request.site.preflight.tolerate else one

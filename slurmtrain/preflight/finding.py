@@ -10,8 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 Grade = Literal["ok", "warn", "fail", "unknown"]
@@ -63,6 +63,11 @@ class Finding:
         if raw["grade"] not in GRADES:
             raise ValueError(f"no grade: {raw['grade']!r}")
         return cls(**{name: raw[name] for name in cls.__dataclass_fields__ if name in raw})
+
+
+def tolerated(one: Finding, names: Collection[str]) -> Finding:
+    """A warning in the place of what keeps a node out, where the site tolerates the check (preflight.tolerate)."""
+    return replace(one, grade="warn") if one.grade in OUT and one.check in names else one
 
 
 def worst(grades: Iterable[Grade]) -> Grade:

@@ -16,28 +16,22 @@ time-out, and is out. What is slow and what is not: rates.py; again and again, u
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 
 from slurmtrain.clock import Clock
 from slurmtrain.preflight.baseline import Baseline
 from slurmtrain.preflight.ledger import CalledAwayError, FullResult, Ledger, OutOfTimeError
 from slurmtrain.preflight.links import between
-from slurmtrain.preflight.listing import wanted
+from slurmtrain.preflight.listing import made_at
 from slurmtrain.preflight.nics import nics
 from slurmtrain.preflight.phases import REMEDIES, domains, matmul, storage, transport
 from slurmtrain.preflight.probing import Member, Order, Probes
 from slurmtrain.preflight.request import Request
+from slurmtrain.steps.launcher import is_about
 
 START_S, START_TIMES = 30.0, 3.0
 LOOK_S = 1.0
-_INFINIBAND = frozenset({"infiniband", "roce"})
 Phase = tuple[tuple[str, ...], Callable[[Ledger], None]]
-
-
-def tasks_per_node(request: Request) -> int:
-    """Probes that a node needs: one for each GPU that the job has there, on CPUs one."""
-    return max(1, request.gpus_per_node) if request.on_gpus else 1
 
 
 def measure(  # noqa: PLR0917 doors first, as everywhere
@@ -68,26 +62,23 @@ def measure(  # noqa: PLR0917 doors first, as everywhere
 
 def _phases(request: Request) -> Iterator[Phase]:
     """Those that are wanted, with the checks that they are for."""
+    all_made = made_at(request)
 
     def made(*names: str) -> tuple[str, ...]:
-        return tuple(name for name in names if wanted(name, request))
+        return tuple(name for name in names if name in all_made)
 
     if names := made("matmul", "matmul-result"):
         yield names, lambda ledger: matmul(ledger, rates="matmul" in names, results="matmul-result" in names)
     if made("domain-reduce"):
         yield ("domain-reduce",), domains
     if links := made("world-reduce", "pair"):
-        yield links, lambda ledger: between(ledger, world="world-reduce" in links, pairs="pair" in links and _has_time(request))
-    if made("nic-rate") and request.site.fabric.kind in _INFINIBAND and request.site.fabric.nic_gbps:
+        yield links, lambda ledger: between(ledger, world="world-reduce" in links, pairs="pair" in links)
+    if made("nic-rate"):
         yield ("nic-rate",), nics
     if made("storage-rate"):
         yield ("storage-rate",), storage
     if made("transport"):
         yield ("transport",), transport
-
-
-def _has_time(request: Request) -> bool:
-    return request.site.preflight.pairs_s > 0
 
 
 def _carry_out(ledger: Ledger, names: Sequence[str], phase: Callable[[Ledger], None]) -> None:
@@ -115,11 +106,6 @@ def _start(ledger: Ledger, words: Callable[[], str]) -> None:
     why = ledger.probes.each(missing, Order("matmul"), LOOK_S) if missing else {}
     waited = ledger.clock.monotonic() - began
     for member in missing:
-        told = next((line.strip() for line in reversed(words().splitlines()) if _names(line, member[0])), "")
+        told = next((line.strip() for line in reversed(words().splitlines()) if is_about(line, member[0])), "")
         said = f"no probe after {waited:.0f} s: {told or why[member].said or 'it has not reported'}"
         ledger.blame(member[0], "probe", said, REMEDIES["probe"], grade="unknown", item=ledger.item(member))
-
-
-def _names(line: str, node: str) -> bool:
-    """Whether a line is about a node: n1 is not n10."""
-    return re.search(rf"(?<![\w-]){re.escape(node)}(?![\w-])", line) is not None

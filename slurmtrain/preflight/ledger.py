@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from slurmtrain.clock import Clock
 from slurmtrain.preflight.baseline import Baseline
-from slurmtrain.preflight.finding import OUT, Finding, Grade
+from slurmtrain.preflight.finding import OUT, Finding, Grade, tolerated
 from slurmtrain.preflight.probing import Member, Order, Probes, Reply
 from slurmtrain.preflight.rates import Kind, Rule, rule_of
 from slurmtrain.preflight.request import Request
@@ -81,7 +81,7 @@ class Ledger:
     ) -> None:
         self.probes, self.request, self.baseline, self.clock, self.record = probes, request, baseline, clock, record
         self._nodes, self._say, self._called = tuple(nodes), say, called
-        self.tasks = max(1, request.gpus_per_node) if request.on_gpus else 1
+        self.tasks = request.probes_per_node
         self.shared = request.site.fabric.kind == "loopback" and not request.on_gpus
         self.slowest_s = 0.0
         self.findings: list[Finding] = []
@@ -115,12 +115,10 @@ class Ledger:
 
     def blame(self, node: str, check: str, said: str, remedy: str, *, grade: Grade = "fail", item: str = "", peer: str = "") -> None:
         """Keep a finding. What the site tolerates keeps no node out."""
-        if grade in OUT and check in self.request.site.preflight.tolerate:
-            grade = "warn"
-        one = Finding(node, check, grade, said, remedy, item, peer)
+        one = tolerated(Finding(node, check, grade, said, remedy, item, peer), self.request.site.preflight.tolerate)
         if one not in self.findings:
             self.findings.append(one)
-        if grade in OUT:
+        if one.grade in OUT:
             self._out.add(node)
 
     def note(self, words: str) -> None:

@@ -77,7 +77,9 @@ def _measured(name: str, request: Request) -> bool:
     site = request.site
     fast = site.fabric.kind in {"infiniband", "roce"}
     if name == "nic-rate":
-        return fast and site.fabric.nics_per_node > 0
+        return fast and site.fabric.nic_gbps > 0
+    if name == "pair":
+        return site.preflight.pairs_s > 0
     return name != "transport" or (request.on_gpus and (fast or bool(site.preflight.expect)))
 
 

@@ -17,7 +17,7 @@ from slurmtrain.clock import Clock
 from slurmtrain.errors import ConfigError, LaunchError, one_line
 from slurmtrain.preflight.baseline import Baseline, baseline_path, read_baseline
 from slurmtrain.preflight.conductor import Conductor, open_conductor
-from slurmtrain.preflight.full import measure, tasks_per_node
+from slurmtrain.preflight.full import measure
 from slurmtrain.preflight.ledger import FullResult
 from slurmtrain.preflight.probing import probe_command, probe_environment
 from slurmtrain.preflight.request import Request
@@ -45,7 +45,7 @@ def measure_on(  # noqa: PLR0917 doors first, as everywhere
     command; its program and number of tasks are replaced. Raises LaunchError, ConfigError where this host has no address for the probes,
     OSError.
     """
-    tasks = tasks_per_node(request)
+    tasks = request.probes_per_node
     step: Step | None = None
 
     def away() -> bool:
@@ -67,7 +67,7 @@ def measure_on(  # noqa: PLR0917 doors first, as everywhere
 
 def probe_spec(base: StepSpec, conductor: Conductor, request: Request) -> StepSpec:
     """The step of the probes."""
-    tasks = tasks_per_node(request)
+    tasks = request.probes_per_node
     return replace(
         base,
         command=probe_command(base.command[0], conductor.address, conductor.port),

@@ -22,7 +22,7 @@ from slurmtrain.clock import Clock
 from slurmtrain.errors import one_line
 from slurmtrain.preflight.finding import Finding
 from slurmtrain.preflight.listing import MPI_WORLD
-from slurmtrain.steps.launcher import Step, StepLauncher, StepSpec, tail
+from slurmtrain.steps.launcher import Step, StepLauncher, StepSpec, is_about, tail
 
 TIMEOUT_S = 60.0
 """Of one question: mpi4py from a shared disk, and MPI's start."""
@@ -131,7 +131,7 @@ class MpiWorld:
         silent = [node for node in one.nodes if node not in one.sizes]
         logs = [tail(path) for path in sorted(one.log.parent.glob(one.log.name.replace("%n", "*")))]
         lines = [line.strip() for text in (one.step.words(), *logs) for line in text.splitlines() if line.strip()]
-        own = [line for line in lines if any(node in line for node in silent)]
+        own = [line for line in lines if any(is_about(line, node) for node in silent)]
         said = (own or lines or [f"no answer in {self._timeout_s:g} s"])[-1]
         return f"MPI forms no world of {count}: {one_line(said, 160)}"
 

@@ -7,6 +7,7 @@ nothing. What cannot be written is said on stderr and by exit code 1. `--bare`: 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
@@ -17,12 +18,16 @@ from pathlib import Path
 from slurmtrain.atomic import Disk, SystemDisk
 from slurmtrain.clock import Clock, SystemClock
 from slurmtrain.preflight.answer import describe, node_name
+from slurmtrain.preflight.checks._remedies import advice
 from slurmtrain.preflight.gather import Gathered, gather
 from slurmtrain.preflight.leftovers import remove_leftovers, remove_memory_of_the_dead
 from slurmtrain.preflight.machine import Machine
 from slurmtrain.preflight.registry import sources_for
 from slurmtrain.preflight.request import Request, read_request
 from slurmtrain.shell import SystemShell
+
+SHARED = "shared"
+"""The source that looks at the same folders."""
 
 
 def write_faults(folders: Sequence[Path]) -> Iterator[str]:
@@ -33,7 +38,8 @@ def write_faults(folders: Sequence[Path]) -> Iterator[str]:
             with tempfile.NamedTemporaryFile(dir=folder, prefix=".check-"):
                 pass
         except OSError as error:
-            yield f"cannot write into {folder}: {error.strerror}"
+            name = errno.errorcode.get(error.errno or 0, "")
+            yield f"cannot write into {folder}: {error.strerror}: {advice({'errno': name})}"
 
 
 def check(request: Request, environ: Mapping[str, str], disk: Disk, clock: Clock, *, bare: bool = False) -> str:
@@ -46,7 +52,8 @@ def check(request: Request, environ: Mapping[str, str], disk: Disk, clock: Clock
     except OSError as error:
         return f"{node}: cannot read {request.nonce_file}: {error.strerror}: is it on a file system that all nodes see?"
     seen = Gathered() if bare else look(request, environ, clock)
-    answer = describe(node, nonce, write_faults([Path(name) for name in request.shared]), environ)
+    looked_at = not bare and any(source.name == SHARED for source in sources_for(request))  # then that says it, with more
+    answer = describe(node, nonce, () if looked_at else write_faults([Path(name) for name in request.shared]), environ)
     path = Path(request.answers) / f"{node}.json"
     try:
         disk.write(path, replace(answer, t=began, facts=seen.facts, unknown=seen.unknown).to_json())

@@ -25,8 +25,7 @@ class Request:
     node writes into; `code`: folder that the ranks run in; `python`: their interpreter; `site`: as in site.json; `gpus_per_node`: GPUs
     of a node that the job has; `need_bytes`, `need_files`: of the next checkpoint (0: not known); `local_bytes`: that checkpoints on a
     node's own disk take at most; `packages`: that the ranks' interpreter must have; `health`: whether the checks of the hardware and the
-    system are made, or the node alone answers; `fresh`: what was found before does not count; `only`: names of checks, none: all;
-    `environment`: what the job itself sets for its ranks.
+    system are made, or the node alone answers; `only`: names of checks, none: all; `environment`: what the job itself sets for its ranks.
     """
 
     t: float
@@ -43,13 +42,17 @@ class Request:
     local_bytes: int = 0
     packages: tuple[str, ...] = RANKS_PACKAGES
     health: bool = False
-    fresh: bool = True
     only: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def on_gpus(self) -> bool:
         return self.site.device == "cuda"
+
+    @property
+    def probes_per_node(self) -> int:
+        """Processes that measure: one for each GPU that the job has there, on CPUs one."""
+        return max(1, self.gpus_per_node) if self.on_gpus else 1
 
     def to_json(self) -> bytes:
         raw = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "site"}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurmtrain.config.job import JobConfig
 from slurmtrain.config.optimizer import state_bytes
 from slurmtrain.config.plan import Plan
 from slurmtrain.config.site import SiteConfig
 from slurmtrain.errors import CheckpointError
-from slurmtrain.preflight.request import RANKS_PACKAGES
+from slurmtrain.preflight.request import RANKS_PACKAGES, Request
 from slurmtrain.resilience.ranks import Setup
 from slurmtrain.rundir import RunDir
 from slurmtrain.store.listing import folders_present
@@ -34,6 +34,19 @@ def needs_of(setup: Setup) -> Needs:
         return Needs(Need(0), 0, ("mpi4py",) if job.entry.mpi else ())
     need = (_newest(setup.run) if job.preflight != "off" else None) or _estimate(job, plan, setup.site)
     return Needs(need, local_bytes(need.bytes, plan.nodes) if job.checkpoint.local else 0, RANKS_PACKAGES)
+
+
+def with_needs(request: Request, setup: Setup) -> Request:
+    """The request with what the run needs."""
+    needs = needs_of(setup)
+    return replace(
+        request,
+        need_bytes=needs.checkpoint.bytes,
+        need_files=needs.checkpoint.files,
+        local_bytes=needs.local_bytes,
+        packages=needs.packages,
+        environment=setup.job.environment,
+    )
 
 
 def local_bytes(checkpoint_bytes: int, nodes: int) -> int:

@@ -24,7 +24,7 @@ from slurmtrain.resilience.composition import Composition
 from slurmtrain.resilience.examination import placed, read_examination
 from slurmtrain.resilience.exclude import Blame, avoid, read_exclusions, unfit
 from slurmtrain.resilience.measuring import measured
-from slurmtrain.resilience.needs import needs_of
+from slurmtrain.resilience.needs import with_needs
 from slurmtrain.resilience.nodes import Learnt, Standing, silent_nodes, stand, stepped_in
 from slurmtrain.resilience.placement import Chosen, check_grant, choose, expected_memory
 from slurmtrain.resilience.ranks import check_spec
@@ -103,7 +103,7 @@ def check(c: Composition, record: AttemptRecord, learnt: Learnt) -> tuple[Attemp
     Raises LaunchError, PlacementError, OSError.
     """
     there = standing(c, learnt, c.allocation.look())
-    request = _request(c, record, fresh=learnt.attempts > 1)
+    request = _request(c, record)
     result = _check_nodes(c, record, there, learnt, request)
     made = measured(c, record.attempt, request, result, there.usable, again=learnt.attempts > 1)
     result = made.result
@@ -189,10 +189,10 @@ def _check_nodes(c: Composition, record: AttemptRecord, there: Standing, learnt:
     ).run()
 
 
-def _request(c: Composition, record: AttemptRecord, *, fresh: bool) -> Request:
+def _request(c: Composition, record: AttemptRecord) -> Request:
     """What the nodes are asked before this attempt. Raises OSError."""
-    attempt, setup, needs = c.run.attempt(record.attempt), c.setup, needs_of(c.setup)
-    return Request(
+    attempt, setup = c.run.attempt(record.attempt), c.setup
+    request = Request(
         t=c.clock.time(),
         answers=str(attempt.nodes_dir),
         nonce=write_nonce(attempt.nonce, c.disk),
@@ -202,14 +202,9 @@ def _request(c: Composition, record: AttemptRecord, *, fresh: bool) -> Request:
         code=str(c.run.code),
         python=setup.python,
         gpus_per_node=setup.plan.gpus_per_node,
-        need_bytes=needs.checkpoint.bytes,
-        need_files=needs.checkpoint.files,
-        local_bytes=needs.local_bytes,
-        packages=needs.packages,
-        environment=setup.job.environment,
         health=setup.job.preflight != "off",
-        fresh=fresh,
     )
+    return with_needs(request, setup)
 
 
 def _learn(c: Composition, record: AttemptRecord, learnt: Learnt, result: CheckResult, *, passed: int) -> None:

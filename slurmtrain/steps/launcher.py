@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +79,15 @@ def launcher_log(spec: StepSpec) -> Path:
     """Where the launcher's own words go when they are kept apart from the ranks' output: node-%n.log has launcher-node.log."""
     stem = spec.output.stem.replace("%n", "").strip("-._") or "step"
     return spec.output.with_name(f"launcher-{stem}.log")
+
+
+def is_about(line: str, node: str) -> bool:
+    """Whether a launcher's, or a node's, line names a node.
+
+    >>> is_about("srun: error: n1: task 0: Killed", "n1"), is_about("srun: error: n10: task 9: Killed", "n1")
+    (True, False)
+    """
+    return re.search(rf"(?<![\w-]){re.escape(node)}(?![\w-])", line) is not None
 
 
 def tail(path: Path, limit_bytes: int = 65536) -> str:

@@ -50,6 +50,7 @@ class EventSink:
         self._lost = 0
         self._kept: list[str] = []
         """Refused by the disk so far."""
+        self._again_at = 0.0
         self._told = self._closed = False
 
     @property
@@ -93,7 +94,7 @@ class EventSink:
         while not ended:
             batch, ended = self._batch()
             self._keep(batch)
-            if self._kept:
+            if self._kept and (ended or self._clock.monotonic() >= self._again_at):
                 self._append()
         self._lose(len(self._kept), "the disk refuses them")
         self._done.set()
@@ -128,7 +129,7 @@ class EventSink:
             self._disk.append(self.path, (head + "".join(self._kept)).encode())
             self._torn, self._kept = False, []
         except OSError as error:
-            self._torn = True
+            self._torn, self._again_at = True, self._clock.monotonic() + AGAIN_S
             self._tell("cannot be written just now", error.strerror or str(error))
 
     def _lose(self, count: int, why: str) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from slurmtrain.preflight import asking
 from slurmtrain.preflight.answer import NodeAnswer, describe
 from slurmtrain.preflight.asking import MOST_STEPS, Check, Wanted
-from slurmtrain.preflight.judge import Expected
+from slurmtrain.preflight.judge import Expected, judge
 from slurmtrain.rundir import AttemptDir
 from slurmtrain.steps.launcher import StepSpec
 from tests.fakes.clock import FakeClock
@@ -67,7 +68,7 @@ class _Step:
         return self.poll()
 
     def words(self) -> str:
-        return "\n".join(f"srun: error: launch failed on node {n}: Connection refused" for n in self._nodes.dead & set(self._names))
+        return "\n".join(f"srun: error: launch failed on node {n}: Connection refused" for n in sorted(self._nodes.dead & set(self._names)))
 
     def end(self, grace_s: float) -> None:
         raise AssertionError("a check waits for no step")
@@ -159,3 +160,24 @@ def test_a_call_ends_it_and_nothing_is_judged(tmp_path):
     result = nodes.check(2, interrupted=lambda: bool(called))
     assert (result.interrupted, result.faults) == (True, ())
     assert 3.0 <= result.seconds < 3.5
+
+
+def test_answers_are_judged_when_there_are_more_of_them_and_not_at_every_look(tmp_path, monkeypatch):
+    judged = []
+
+    def counting(answers, expected, **more):
+        judged.append(len(answers))
+        return judge(answers, expected, **more)
+
+    monkeypatch.setattr(asking, "judge", counting)
+    nodes = Nodes(tmp_path, "n1 n2 n3", n2=3.0)
+    nodes.hung = {"n3"}
+    assert nodes.check(3, timeout_s=30.0).fit(nodes.names) == ["n1", "n2"]
+    assert judged == [1, 2, 2], "each time there is another one, and at the end"
+
+
+def test_the_words_on_a_node_are_not_those_on_its_namesake(tmp_path):
+    nodes = Nodes(tmp_path, "n1 n10")
+    nodes.dead = {"n1", "n10"}
+    problems = nodes.check(2, timeout_s=5.0).problems()
+    assert {name: f"on node {name}:" in problems[name] for name in nodes.names} == {"n1": True, "n10": True}

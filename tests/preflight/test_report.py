@@ -12,7 +12,7 @@ from slurmtrain.preflight.answer import NodeAnswer
 from slurmtrain.preflight.asking import CheckResult
 from slurmtrain.preflight.finding import Finding
 from slurmtrain.preflight.judge import NodeFault
-from slurmtrain.preflight.listing import MEASURED, OF_ALL, listing, names
+from slurmtrain.preflight.listing import MEASURED, OF_ALL, listing, made_at, names
 from slurmtrain.preflight.nagios import plugin_line, trouble_line
 from slurmtrain.preflight.prometheus import exposition
 from slurmtrain.preflight.registry import all_checks
@@ -136,3 +136,20 @@ def test_every_check_is_listed_and_why_it_is_not_made():
     assert (found["matmul"].made, found["matmul"].why) == (True, "a warning at most: preflight.tolerate")
     assert (found["transport"].made, found["nic-rate"].made, found["mpi-world"].made) == (False, False, True)
     assert all(one.about and len(one.about) <= 120 for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "not_made"),
+    [
+        ({}, set()),
+        ({"preflight": {"pairs_s": 0}}, {"pair"}),
+        ({"fabric": {"kind": "infiniband"}}, {"nic-rate"}),
+        ({"fabric": {"kind": "slingshot", "nic_gbps": 200}}, {"nic-rate", "transport"}),
+        ({"device": "cpu"}, {"transport"}),
+    ],
+)
+def test_what_a_full_preflight_makes_at_a_site_is_what_is_listed_as_made(changes, not_made):
+    site = {"name": "here", "device": "cuda", "node": {"gpus": 1}, "fabric": {"kind": "infiniband", "nic_gbps": 400}, **changes}
+    request = Request(1.0, "", "", "", ("/runs",), SiteConfig.model_validate(site), health=True)
+    assert set(MEASURED) - set(made_at(request)) == not_made
+    assert {one.name for one in listing(request) if one.part == "full" and not one.made} == not_made

@@ -134,6 +134,19 @@ def test_events_wait_for_a_run_folder_that_is_gone_and_make_none(path, monkeypat
     assert events.close()
 
 
+def test_a_disk_that_refuses_is_not_asked_for_every_event(path):
+    disk, refused = FakeDisk({"append": None}), threading.Event()
+    events = sink(path, disk=disk, report=lambda _: refused.set())
+    events.emit("step", step=0)
+    assert refused.wait(10)
+    for step in range(1, 50):
+        events.emit("step", step=step)
+        time.sleep(0.001)
+    assert len(disk.calls) == 1, "the next try is a second later"
+    assert events.close()
+    assert len(disk.calls) == 2
+
+
 def test_of_what_a_disk_goes_on_refusing_the_newest_lines_are_kept(path, monkeypatch):
     monkeypatch.setattr(sink_module, "QUEUE_LINES", 10)
     disk, refused = FakeDisk({"append": None}), threading.Event()
